@@ -102,14 +102,14 @@ def prepared_profile(folder: Path, holding: str, device: jax.Device) -> Prepared
     return Prepared(run, time.perf_counter() - start)
 
 
-def numbers(found: Any) -> list[np.ndarray]:
+def numbers(tree: Any) -> list[np.ndarray]:
     """All arrays, in double precision."""
-    return [np.asarray(leaf).astype(float) for leaf in jax.tree.leaves(found)]
+    return [np.asarray(leaf).astype(float) for leaf in jax.tree.leaves(tree)]
 
 
-def largest_difference(found: Any, expected: list[np.ndarray]) -> float:
+def largest_difference(tree: Any, expected: list[np.ndarray]) -> float:
     """Relative to the largest number of each array."""
-    pairs = zip(numbers(found), expected, strict=True)
+    pairs = zip(numbers(tree), expected, strict=True)
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
 
 
@@ -158,8 +158,8 @@ def rows(
         expected = numbers(prepared(SIZES[label], name, "float32", processor).run())
         for precision in BOUNDS:
             job = prepared(SIZES[label], name, precision, device)
-            found = measured(job, expected, repeats, device)
-            yield {"size": label, "job": name, "precision": precision} | found
+            timings = measured(job, expected, repeats, device)
+            yield {"size": label, "job": name, "precision": precision} | timings
 
 
 def rows_of_profile(repeats: int, device: jax.Device) -> Iterator[dict[str, Any]]:
@@ -169,8 +169,8 @@ def rows_of_profile(repeats: int, device: jax.Device) -> Iterator[dict[str, Any]
         path = published.written(Path(folder) / "network", "0.1b")
         expected = numbers(prepared_profile(path, "load", processor).run())
         for name, precision, holding in PROFILES:
-            found = measured(prepared_profile(path, holding, device), expected, repeats, device)
-            yield {"size": "0.1b", "job": name, "precision": precision} | found
+            timings = measured(prepared_profile(path, holding, device), expected, repeats, device)
+            yield {"size": "0.1b", "job": name, "precision": precision} | timings
 
 
 def main(
@@ -196,9 +196,9 @@ def main(
     print(*(f"{name}: {value}" for name, value in about.items()), f"checks: {checks}", sep="; ")
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
     beyond = []
-    found = [rows(label, jobs, repeats, device) for label in sizes]
-    for of_size in (*found, rows_of_profile(repeats, device)):
-        for row in of_size:
+    rows_by_size = [rows(label, jobs, repeats, device) for label in sizes]
+    for rows_of_size in (*rows_by_size, rows_of_profile(repeats, device)):
+        for row in rows_of_size:
             row |= {"device": device.device_kind, "checks": checks}
             print(line(row), flush=True)
             key = ("device", "size", "job", "precision", "checks")

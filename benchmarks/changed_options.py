@@ -201,20 +201,20 @@ def rope_edits(document: Document) -> Iterator[Document]:
     size = document.get("qk_rope_head_dim", size)
     kinds = set(document.get("rope_parameters") or ()) & set(KINDS)
     for scaling in SCALINGS:
-        told = dict(scaling)
-        if told.get("rope_type", told.get("type")) in ("longrope", "su"):
+        rope = dict(scaling)
+        if rope.get("rope_type", rope.get("type")) in ("longrope", "su"):
             counts = np.arange(size // 2)
-            told |= {"short_factor": (1 + counts / 4).tolist()}
-            told |= {"long_factor": (1 + 2.0 * counts).tolist()}
-        for newer in (told | THETA, told):
+            rope |= {"short_factor": (1 + counts / 4).tolist()}
+            rope |= {"long_factor": (1 + 2.0 * counts).tolist()}
+        for newer in (rope | THETA, rope):
             yield {"rope_parameters": {kind: newer for kind in kinds} if kinds else newer}
         if kinds:
             yield {"rope_parameters": newer}
-            yield {"rope_parameters": {"full_attention": told | THETA}}
-        yield {"rope_scaling": told, "rope_parameters": GONE} | THETA
-        yield {"rope_scaling": told, "rope_parameters": GONE}
-        yield {"rope_scaling": told}
-        yield {"rope_scaling": told} | THETA
+            yield {"rope_parameters": {"full_attention": rope | THETA}}
+        yield {"rope_scaling": rope, "rope_parameters": GONE} | THETA
+        yield {"rope_scaling": rope, "rope_parameters": GONE}
+        yield {"rope_scaling": rope}
+        yield {"rope_scaling": rope} | THETA
     yield {"rope_scaling": [1]}
     yield {"rope_parameters": [1]}
 
@@ -226,8 +226,8 @@ def edited(document: Document, edit: Document) -> Document:
 
 def spelt(edit: Document) -> str:
     """An edit in words."""
-    found = {name: "(left out)" if value is GONE else value for name, value in edit.items()}
-    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in found.items())
+    words = {name: "(left out)" if value is GONE else value for name, value in edit.items()}
+    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in words.items())
 
 
 def config_of(family: str) -> t.PretrainedConfig:
@@ -268,21 +268,21 @@ class Audit:
         """Put a configuration into the folder, in place of its own."""
         (self.folder / "config.json").write_text(json.dumps(document))
 
-    def verdict(self, edit: Document, *, kept: bool = False) -> tuple[str, str]:
+    def verdict(self, edit: Document, *, save_unedited: bool = False) -> tuple[str, str]:
         """Equal, refused, unmade by transformers, or wrong, and what is wrong.
 
-        `kept` weights are those of the configuration as it was.
+        With `save_unedited` weights are those of the configuration as it was.
         """
         document = edited(self.document, edit)
         refused = self.refused(document)
         if refused is not None:
             return refused
         try:
-            if kept:
+            if save_unedited:
                 self.write(self.document)
                 self.made(t.AutoConfig.from_pretrained(self.folder))
             self.write(document)
-            if not kept:
+            if not save_unedited:
                 self.made(t.AutoConfig.from_pretrained(self.folder))
                 self.write(document)
             theirs = self.theirs()
@@ -291,10 +291,10 @@ class Audit:
         if not np.isfinite(theirs).all():
             return "unmade", "not finite"
         try:
-            gap = apart(self.ours(), theirs)
+            gap = relative_difference(self.ours(), theirs)
             if NEAR < gap < ROUNDING:
                 with jax.enable_x64(True):
-                    gap = apart(self.ours("float64"), self.theirs(torch.float64))
+                    gap = relative_difference(self.ours("float64"), self.theirs(torch.float64))
         except ValueError as error:
             return "refused", str(error)
         except Exception as error:
@@ -316,10 +316,10 @@ class Audit:
 
     def theirs(self, dtype: torch.dtype = torch.float32) -> np.ndarray:
         """The logits of the folder by transformers, which must find all weights in it."""
-        network, found = t.AutoModelForCausalLM.from_pretrained(
+        network, loading = t.AutoModelForCausalLM.from_pretrained(
             self.folder, output_loading_info=True, dtype=dtype, **EAGER
         )
-        odd = {name: keys for name, keys in found.items() if keys and name != "unexpected_keys"}
+        odd = {name: keys for name, keys in loading.items() if keys and name != "unexpected_keys"}
         if odd:
             raise ValueError(f"not all weights fit: {odd}")
         with torch.no_grad():
@@ -336,9 +336,9 @@ class Audit:
         return self.done[known]
 
 
-def apart(found: np.ndarray, expected: np.ndarray) -> float:
+def relative_difference(actual: np.ndarray, expected: np.ndarray) -> float:
     """The largest difference, relative to the largest entry."""
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
+    return float(np.abs(actual - expected).max() / np.abs(expected).max())
 
 
 def main() -> None:
@@ -357,21 +357,21 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             audit = Audit(family, Path(folder))
             counts = Counter()
-            seen = set()
+            tried = set()
             tries = [(edit, False) for edit in edits(audit.document)]
             tries += [({"tie_word_embeddings": tied}, True) for tied in (True, False)]
-            for edit, kept in tries:
-                if (spelt(edit), kept) in seen:
+            for edit, save_unedited in tries:
+                if (spelt(edit), save_unedited) in tried:
                     continue
-                seen.add((spelt(edit), kept))
-                found, words = audit.verdict(edit, kept=kept)
-                counts[found] += 1
+                tried.add((spelt(edit), save_unedited))
+                outcome, words = audit.verdict(edit, save_unedited=save_unedited)
+                counts[outcome] += 1
                 words = " ".join(words.split())
-                print(family, found, spelt(edit), words, sep="\t", file=log, flush=True)
-                if found in ("wrong", "foreign"):
-                    print(f"{family:18s} {found:8s} {spelt(edit)}: {words}", flush=True)
+                print(family, outcome, spelt(edit), words, sep="\t", file=log, flush=True)
+                if outcome in ("wrong", "foreign"):
+                    print(f"{family:18s} {outcome:8s} {spelt(edit)}: {words}", flush=True)
         print(f"{family:18s} {dict(counts)}", flush=True)
-        row = {"family": family, "tried": len(seen)} | {name: counts[name] for name in VERDICTS}
+        row = {"family": family, "tried": len(tried)} | {name: counts[name] for name in VERDICTS}
         keep(options.results, [row], ("family",), **versions)
 
 

@@ -80,7 +80,7 @@ def spent(arguments: tuple[str, ...], cache: str = "") -> tuple[float, float, st
     return cpu, wall, done.stdout
 
 
-def of_model(model: str, folder: Path) -> dict[str, tuple[str, ...]]:
+def model_arguments(model: str, folder: Path) -> dict[str, tuple[str, ...]]:
     """Arguments of a question of five documents; of its profile with an answer, and why."""
     documents = [{"text": file.read_text("utf-8")} for file in sorted(DOCUMENTS.iterdir())]
     line = {"documents": documents, "question": QUESTION, "answer": "Mira Castellan"}
@@ -96,7 +96,9 @@ def of_model(model: str, folder: Path) -> dict[str, tuple[str, ...]]:
 def print_commands(model: str | None) -> None:
     """Print two rows for each command: with an empty cache, and with what that one kept."""
     with tempfile.TemporaryDirectory() as folder:
-        commands = COMMANDS | (of_model(str(Path(model).absolute()), Path(folder)) if model else {})
+        commands = COMMANDS | (
+            model_arguments(str(Path(model).absolute()), Path(folder)) if model else {}
+        )
         for name, arguments in commands.items():
             cache = str(Path(folder) / name)
             for run in ("first", "second"):

@@ -599,15 +599,15 @@ def ids_of(config: PretrainedConfig) -> list[int]:
     return LONG_IDS if recurrent & set(getattr(config, "layer_types", None) or ()) else IDS
 
 
-def chosen(asked: list[str]) -> list[str]:
+def chosen(names: list[str]) -> list[str]:
     """The configurations of these families or names; all where none is asked for."""
-    if not asked:
+    if not names:
         return [*CONFIGURATIONS]
     known = {name.partition(",")[0] for name in CONFIGURATIONS} | CONFIGURATIONS.keys()
-    for name in asked:
+    for name in names:
         if name not in known:
             raise SystemExit(
                 f"got {name!r}, expected {' or '.join(sorted(known))}. Name one of these, or none "
                 "for all."
             )
-    return [n for n in CONFIGURATIONS if n in asked or n.partition(",")[0] in asked]
+    return [n for n in CONFIGURATIONS if n in names or n.partition(",")[0] in names]

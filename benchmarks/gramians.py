@@ -41,12 +41,12 @@ SIZES = (
 )
 
 
-def setting(length: int, width: int, heads: int, depth: int, seen: int):
+def setting(length: int, width: int, heads: int, depth: int, num_observed: int):
     """Observe the last tokens of a random network."""
     keys = jax.random.split(jax.random.key(0), depth + 1)
     make = jax.vmap(lambda key: lim.TransformerField.init(width, heads=heads, key=key))
     flow = lim.ResidualFlow(make(keys[1:]), horizon=float(depth), step=lim.split)
-    tokens = jnp.arange(length - seen, length)
+    tokens = jnp.arange(length - num_observed, length)
     see = ObservedTokens(flow, lim.token_grid(length), tokens)
     return see, jax.random.normal(keys[0], (length, width))
 
@@ -70,10 +70,10 @@ def route_row(size: tuple[int, ...], repeats: int) -> dict:
         mode: lambda see, x, mode=mode: observability_gramians(see, x, 1.0, mode)
         for mode in ("forward", "reverse")
     }
-    found = seconds(jobs, see, x, repeats=repeats)
-    chosen = cheapest_mode(layer_products(see, x))
-    faster = min(found, key=found.__getitem__)
-    return {"size": size, "seconds": found, "chosen": chosen, "right": chosen == faster}
+    times = seconds(jobs, see, x, repeats=repeats)
+    cheapest = cheapest_mode(layer_products(see, x))
+    faster = min(times, key=times.__getitem__)
+    return {"size": size, "seconds": times, "chosen": cheapest, "right": cheapest == faster}
 
 
 def traces_row(size: tuple[int, ...], repeats: int) -> dict:
@@ -86,8 +86,8 @@ def traces_row(size: tuple[int, ...], repeats: int) -> dict:
         "injected": lambda see, x: layer_injected_traces(see, x, 1.0, noise),
         "probes": lambda see, x: probed_observability(see, x, 1.0, probe),
     }
-    found = seconds(jobs, see, x, repeats=repeats)
-    return {"size": size, "seconds": found, "ratio": found["probes"] / found["injected"]}
+    times = seconds(jobs, see, x, repeats=repeats)
+    return {"size": size, "seconds": times, "ratio": times["probes"] / times["injected"]}
 
 
 def main(repeats: int = 5, out: Path | None = None) -> None:

@@ -63,12 +63,16 @@ def quantities(model: models.CausalLM, ids: jax.Array) -> dict[str, jax.Array]:
 def errors(model: models.CausalLM, ids: np.ndarray) -> dict[str, float]:
     """Of products in bfloat16 beside float32."""
     half = dataclasses.replace(model, flow=dataclasses.replace(model.flow, compute="bfloat16"))
-    exact, found = (
+    exact, half_result = (
         jax.tree.map(np.asarray, quantities(each, jnp.asarray(ids))) for each in (model, half)
     )
-    apart = {name: np.abs(found[name] - exact[name]) for name in exact}
-    absolute = {"density": apart["density"].mean(), "LIM": apart["LIM"], "shares": apart["shares"]}
-    relative = {name: apart[name].max() / np.abs(exact[name]).max() for name in exact}
+    differences = {name: np.abs(half_result[name] - exact[name]) for name in exact}
+    absolute = {
+        "density": differences["density"].mean(),
+        "LIM": differences["LIM"],
+        "shares": differences["shares"],
+    }
+    relative = {name: differences[name].max() / np.abs(exact[name]).max() for name in exact}
     return {name: float(np.max(absolute.get(name, relative[name]))) for name in exact}
 
 
@@ -76,8 +80,11 @@ def main() -> None:
     """Print a row for each network and prompt."""
     cases = []
     if len(sys.argv) > 1:
-        asked = models.LanguageModel.from_pretrained(sys.argv[1])
-        cases += [(asked.name, asked.network, asked.tokenizer.encode(text).ids) for text in PROMPTS]
+        published = models.LanguageModel.from_pretrained(sys.argv[1])
+        cases += [
+            (published.name, published.network, published.tokenizer.encode(text).ids)
+            for text in PROMPTS
+        ]
     text = standard_library_text(100_000)
     for seed in (0, 1):
         start = byte_model(LENGTH, width=32, depth=4, key=jax.random.key(seed))

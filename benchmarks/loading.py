@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 import safetensors
 from real_model import fetched
-from record import RESULTS, keep, own_peak, seconds
+from record import RESULTS, keep, peak_memory, seconds
 from safetensors.numpy import save_file
 
 import lim_jax as lim
@@ -57,10 +57,10 @@ def shapes() -> dict[str, tuple[int, ...]]:
         "mlp.down_proj": (WIDTH, HIDDEN),
     }
     outside = {"model.embed_tokens": (WORDS, WIDTH), "lm_head": (WORDS, WIDTH)}
-    found = outside | {"model.norm": (WIDTH,)}
+    by_name = outside | {"model.norm": (WIDTH,)}
     for index in range(DEPTH):
-        found |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
-    return {f"{name}.weight": shape for name, shape in found.items()}
+        by_name |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    return {f"{name}.weight": shape for name, shape in by_name.items()}
 
 
 def written(folder: Path, precision: str) -> Path:
@@ -80,14 +80,14 @@ def measured(path: Path) -> dict:
     """Read weights in this process."""
     lim.models.load, gguf.GGUFReader, safetensors.safe_open  # noqa: B018  loaded when first used
     jax.block_until_ready(jax.device_put(np.zeros(1)))
-    kept = []
+    models = []
     times = []
 
     def job() -> None:
-        kept.append(jax.block_until_ready(lim.models.load(path)))
+        models.append(jax.block_until_ready(lim.models.load(path)))
 
-    peak = own_peak(lambda: times.append(seconds(job)))
-    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(kept)) / 2**20
+    peak = peak_memory(lambda: times.append(seconds(job)))
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(models)) / 2**20
     return {"weights MiB": weights, "peak MiB": peak, "ratio": peak / weights, "seconds": times[0]}
 
 

@@ -105,8 +105,8 @@ def torch_weights(field: lim.TransformerField) -> peer_torch.Parameters:
     for index, norm in (("1", attention.norm), ("2", network.norm)):
         arrays.update({f"scale{index}": norm.scale, f"shift{index}": norm.shift})
     arrays = {name: np.asarray(value)[None] for name, value in arrays.items()}
-    found = peer_torch.parameters(arrays | {"readout": np.zeros((WIDTH, 1), np.float32)})
-    return {name: value[0] for name, value in found.items() if name != "readout"}
+    tensors = peer_torch.parameters(arrays | {"readout": np.zeros((WIDTH, 1), np.float32)})
+    return {name: value[0] for name, value in tensors.items() if name != "readout"}
 
 
 def adaptive_row(kind: str, repeats: int) -> dict:
@@ -145,9 +145,9 @@ def adaptive_row(kind: str, repeats: int) -> dict:
 
     ours = {"forward": lambda x: flow(x, GRID), "gradient": gradient}[kind]
     theirs = {"forward": torch_forward, "gradient": torch_gradient}[kind]
-    found = np.asarray(jax.jit(ours)(x))
+    actual = np.asarray(jax.jit(ours)(x))
     expected = theirs().numpy()
-    np.testing.assert_allclose(found, expected, rtol=0, atol=5e-3 * np.abs(expected).max())
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=5e-3 * np.abs(expected).max())
     jobs = {"lim_jax": ready(ours, x), "torchdiffeq": theirs}
     seconds = medians(jobs, repeats, f"adaptive {kind}")
     ratio = seconds["torchdiffeq"] / seconds["lim_jax"]

@@ -38,7 +38,7 @@ def theirs(network: torch.nn.Module) -> tuple[dict[str, np.ndarray], np.ndarray 
     logits, loss, gradient = peer.logits_and_gradient(network, ids)
     slopes = [gradient, peer.logits_and_gradient(network, ids[::-1])[2]]
     energy = np.mean([(slope**2).sum(axis=1) for slope in slopes], axis=0)
-    found = {
+    quantities = {
         "logits": logits,
         "loss": loss,
         "gradient": gradient,
@@ -47,17 +47,17 @@ def theirs(network: torch.nn.Module) -> tuple[dict[str, np.ndarray], np.ndarray 
         "influence": energy / energy.mean(),
     }
     if network.config.model_type == BESIDE:
-        return found, None
+        return quantities, None
     state, kernel = peer.attention_blocks(network, ids, LAYER, queries=False)
-    _, whole = peer.attention_blocks(network, ids, LAYER, queries=True)
+    _, with_queries = peer.attention_blocks(network, ids, LAYER, queries=True)
     factor = getattr(network.config, "full_attn_beta_factor", 1)  # MiniMax's, of what is added
     kernel = factor * kernel
-    whole = factor * whole
+    with_queries = factor * with_queries
     tokens = np.arange(len(ids))
     length = len(ids)
-    return found | {
+    return quantities | {
         "kernel": kernel,
-        "local": (whole - kernel)[tokens, tokens],
+        "local": (with_queries - kernel)[tokens, tokens],
         "cone": length * (np.linalg.norm(kernel, ord=2, axis=(2, 3)) ** 2).sum(axis=0),
         "frobenius": length * (kernel**2).sum(axis=(0, 2, 3)),
     }, state
@@ -78,10 +78,10 @@ def ours(
     ledger = channels(model.flow, terminal_loss, example, grid).vectors.sum(axis=0)
     hops = attention_hops(model.flow, terminal_loss, example, grid, 2)[0].sum(axis=0)
     cells = grid.weights[:, None]
-    asked = jax.vmap(lambda ids: lim.models.Targets(jnp.roll(ids, -1), weights))(both)
-    batch = jax.vmap(model.embed)(both), asked
+    targets = jax.vmap(lambda ids: lim.models.Targets(jnp.roll(ids, -1), weights))(both)
+    batch = jax.vmap(model.embed)(both), targets
     influence = lim.influence(lim.models.CausalLM.loss, model, batch, grid)
-    found = {
+    quantities = {
         "logits": model.logits(ids),
         "loss": loss,
         "gradient": gradient,
@@ -90,11 +90,11 @@ def ours(
         "influence": influence.density,
     }
     if state is None:
-        return found
+        return quantities
     attention = _attention_of(model.flow)
     factors = kernel_factors(attention, state, grid)
     kernel = jax.vmap(factors.column, out_axes=1)(jnp.arange(length))
-    return found | {
+    return quantities | {
         "kernel": grid.prefix_weights()[:, :, None, None] * kernel,
         "local": local_blocks(attention, state, grid),
         "cone": cone_mass(attention, state, grid),
@@ -120,9 +120,9 @@ def differences(name: str, precision: str) -> dict[str, float]:
         with peer.Doubled() if double else contextlib.nullcontext():
             expected, state = theirs(peer.in_double(network) if double else network)
         ids = jnp.array(ids_of(network.config), jnp.int32)
-        found = ours(lim.models.load(folder, dtype=precision), ids, jax.device_put(state))
+        actual = ours(lim.models.load(folder, dtype=precision), ids, jax.device_put(state))
     gaps = {
-        name: np.abs(np.asarray(found[name]) - value).max() / np.abs(value).max()
+        name: np.abs(np.asarray(actual[name]) - value).max() / np.abs(value).max()
         for name, value in expected.items()
     }
     return {name: float(f"{gap:.1e}") for name, gap in gaps.items()}
@@ -139,12 +139,14 @@ def main() -> None:
     rows = []
     for precision in options.precisions:
         for name in chosen(options.family):
-            found = differences(name, precision)
+            largest_differences = differences(name, precision)
             if not rows:
-                print(f"{'':34s} " + " ".join(f"{quantity:>9s}" for quantity in found))
-            gaps = " ".join(f"{gap:9.1e}" for gap in found.values())
+                print(
+                    f"{'':34s} " + " ".join(f"{quantity:>9s}" for quantity in largest_differences)
+                )
+            gaps = " ".join(f"{gap:9.1e}" for gap in largest_differences.values())
             print(f"{name:26s} {precision} {gaps}", flush=True)
-            rows.append({"configuration": name, "precision": precision} | found)
+            rows.append({"configuration": name, "precision": precision} | largest_differences)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     keep(options.results, rows, ("configuration", "precision"), **versions)
 

@@ -18,23 +18,23 @@ def parameters(arrays: dict[str, np.ndarray]) -> Parameters:
     def flat(name: str) -> np.ndarray:
         return arrays[name].reshape(depth, heads * size, width)
 
-    joined = np.concatenate([flat("query"), flat("key"), flat("value")], axis=1)
-    mixed = arrays["output"].transpose(0, 2, 1, 3).reshape(depth, width, heads * size)
-    kept = ("scale1", "shift1", "scale2", "shift2", "inner", "inner_bias", "outer", "outer_bias")
-    found = {"joined": joined, "mixed": mixed}
-    found.update({name: arrays[name] for name in (*kept, "readout")})
-    return {name: torch.from_numpy(np.array(value)) for name, value in found.items()}
+    qkv = np.concatenate([flat("query"), flat("key"), flat("value")], axis=1)
+    output = arrays["output"].transpose(0, 2, 1, 3).reshape(depth, width, heads * size)
+    names = ("scale1", "shift1", "scale2", "shift2", "inner", "inner_bias", "outer", "outer_bias")
+    stacked = {"joined": qkv, "mixed": output}
+    stacked.update({name: arrays[name] for name in (*names, "readout")})
+    return {name: torch.from_numpy(np.array(value)) for name, value in stacked.items()}
 
 
-def separated(found: Parameters, heads: int) -> dict[str, np.ndarray]:
+def separated(params: Parameters, heads: int) -> dict[str, np.ndarray]:
     """The inverse of `parameters`: arrays under the names that these came by."""
-    arrays = {name: value.numpy() for name, value in found.items()}
-    joined = arrays.pop("joined")
-    mixed = arrays.pop("mixed")
-    depth, width = mixed.shape[:2]
-    for name, part in zip(("query", "key", "value"), np.split(joined, 3, axis=1), strict=True):
+    arrays = {name: value.numpy() for name, value in params.items()}
+    qkv = arrays.pop("joined")
+    output = arrays.pop("mixed")
+    depth, width = output.shape[:2]
+    for name, part in zip(("query", "key", "value"), np.split(qkv, 3, axis=1), strict=True):
         arrays[name] = part.reshape(depth, heads, -1, width)
-    arrays["output"] = mixed.reshape(depth, width, heads, -1).transpose(0, 2, 1, 3)
+    arrays["output"] = output.reshape(depth, width, heads, -1).transpose(0, 2, 1, 3)
     return arrays
 
 
@@ -52,8 +52,10 @@ def attention(p: Parameters, x: torch.Tensor, context: torch.Tensor, heads: int)
         source = F.layer_norm(context, (width,), p["scale1"], p["shift1"])
         query = normed @ p["joined"][:width].T
         key, value = (source @ p["joined"][width:].T).chunk(2, dim=-1)
-    found = F.scaled_dot_product_attention(split(query), split(key), split(value), is_causal=True)
-    return found.transpose(1, 2).reshape(batch, length, width) @ p["mixed"].T
+    heads_output = F.scaled_dot_product_attention(
+        split(query), split(key), split(value), is_causal=True
+    )
+    return heads_output.transpose(1, 2).reshape(batch, length, width) @ p["mixed"].T
 
 
 def trajectory(params: Parameters, x: torch.Tensor, heads: int) -> list[torch.Tensor]:
@@ -103,7 +105,7 @@ def jobs(
     def trainable() -> Parameters:
         return {name: value.clone().requires_grad_(True) for name, value in params.items()}
 
-    def apart(slopes: tuple[torch.Tensor, ...]) -> dict[str, np.ndarray]:
+    def separate(slopes: tuple[torch.Tensor, ...]) -> dict[str, np.ndarray]:
         return separated(dict(zip(params, slopes, strict=True)), heads)
 
     def influence() -> dict[str, np.ndarray]:
@@ -112,7 +114,7 @@ def jobs(
     def gradient() -> dict[str, np.ndarray]:
         at = trainable()
         each = first_order_losses(at, x_, y, heads)
-        return apart(torch.autograd.grad(each.mean(), list(at.values())))
+        return separate(torch.autograd.grad(each.mean(), list(at.values())))
 
     def algorithm_1() -> dict[str, np.ndarray]:
         at = trainable()
@@ -120,7 +122,7 @@ def jobs(
             each, energy = energies(at, x_, create_graph=True)
             penalty = ((energy / energy.mean() - 1) ** 2).mean() / 2
             objective = each.mean() + strength * penalty
-            return apart(torch.autograd.grad(objective, list(at.values())))
+            return separate(torch.autograd.grad(objective, list(at.values())))
 
     def mdot() -> dict[str, np.ndarray]:
         def energy(params: Parameters) -> torch.Tensor:
@@ -150,11 +152,11 @@ def jobs(
         return {"": (length * sums).numpy()}
 
     def gramians() -> dict[str, np.ndarray]:
-        def seen(x: torch.Tensor) -> torch.Tensor:
+        def last_states(x: torch.Tensor) -> torch.Tensor:
             return torch.stack([state[0, -1] for state in trajectory(params, x[None], heads)[:-1]])
 
         with sdpa_kernel(SDPBackend.MATH):
-            jacobian = torch.func.jacrev(seen)(x_[0])
+            jacobian = torch.func.jacrev(last_states)(x_[0])
         return {"": torch.einsum("koia,koib->iab", jacobian, jacobian).numpy()}
 
     return {

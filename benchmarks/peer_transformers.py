@@ -29,7 +29,7 @@ class Doubled(TorchFunctionMode):
         """The call with double in place of float32."""
         if function is torch.Tensor.float:
             function = torch.Tensor.double
-        given = [torch.float64 if one is torch.float32 else one for one in given]
+        given = [torch.float64 if argument is torch.float32 else argument for argument in given]
         named = {k: torch.float64 if v is torch.float32 else v for k, v in (named or {}).items()}
         return function(*given, **named)
 
@@ -54,7 +54,7 @@ def published(config: PretrainedConfig, folder: Path, more: Mapping[str, Any]) -
     torch.manual_seed(0)
     network = kind_of(config).from_config(config, **PLAIN, dtype=torch.float32)
     learned = "correction_bias", "layer_scalar"
-    preferences = [one for name, one in network.named_buffers() if name.endswith(learned)]
+    preferences = [buffer for name, buffer in network.named_buffers() if name.endswith(learned)]
     with torch.no_grad():
         for parameter in (*network.parameters(), *preferences):
             spread = 0.15 if parameter.ndim > 1 else 0.3
@@ -80,17 +80,17 @@ def in_double(network: torch.nn.Module) -> torch.nn.Module:
 def logits_and_gradient(network: torch.nn.Module, ids: list[int]) -> tuple[np.ndarray, ...]:
     """Logits, next-word loss, and its gradient in the state before the first layer."""
     tokens = torch.tensor([ids])
-    seen = {}
+    captured = {}
 
-    def leaf(_: Any, given: tuple) -> tuple:
-        seen["state"] = given[0].detach().requires_grad_(True)
-        return seen["state"], *given[1:]
+    def leaf(_: Any, inputs: tuple) -> tuple:
+        captured["state"] = inputs[0].detach().requires_grad_(True)
+        return captured["state"], *inputs[1:]
 
     hook = _layer(network, 0).register_forward_pre_hook(leaf)
     logits = network(tokens).logits
     hook.remove()
     loss = torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:])
-    (gradient,) = torch.autograd.grad(loss, seen["state"])
+    (gradient,) = torch.autograd.grad(loss, captured["state"])
     return logits[0].detach().numpy(), loss.detach().numpy(), gradient[0].numpy()
 
 
@@ -103,19 +103,21 @@ def attention_blocks(
     norm of what attention adds is part of it.
     """
     block = _layer(network, layer)
-    seen = {}
+    captured = {}
     attention = _attention(block)
     hooks = [
-        block.register_forward_pre_hook(lambda _, given: seen.update(state=given[0])),
-        _output(block, attention).register_forward_hook(lambda _, __, out: seen.update(output=out)),
+        block.register_forward_pre_hook(lambda _, inputs: captured.update(state=inputs[0])),
+        _output(block, attention).register_forward_hook(
+            lambda _, __, out: captured.update(output=out)
+        ),
     ]
     if not queries:
         hooks += _without_queries(attention, network.config.get_text_config())
     network(torch.tensor([ids]))
     for hook in hooks:
         hook.remove()
-    state = seen["state"]
-    output = seen["output"].flatten()
+    state = captured["state"]
+    output = captured["output"].flatten()
     each = torch.eye(len(output), dtype=output.dtype)
     (rows,) = torch.autograd.grad(output, state, each, is_grads_batched=True)
     _, length, width = state.shape
@@ -155,10 +157,10 @@ def _without_queries(
     """Let queries, and gates of the output, keep their values and know nothing of the state."""
     name = next(name for name in QUERIES if getattr(attention, name, None) is not None)
 
-    def held(_: torch.nn.Module, __: tuple, out: torch.Tensor) -> torch.Tensor:
+    def stop_queries(_: torch.nn.Module, __: tuple, out: torch.Tensor) -> torch.Tensor:
         return torch.where(_queries(name, out.shape[-1], config), out.detach(), out)
 
-    hooks = [getattr(attention, name).register_forward_hook(held)]
+    hooks = [getattr(attention, name).register_forward_hook(stop_queries)]
     for gate in ("gate_proj", "g_proj"):
         if hasattr(attention, gate):
             matrix = getattr(attention, gate)
@@ -168,18 +170,20 @@ def _without_queries(
 
 def _queries(name: str, features: int, config: PretrainedConfig) -> torch.Tensor:
     """Which features of a projection are queries: all, the first, or in every group all but two."""
-    places = torch.arange(features)
+    indices = torch.arange(features)
     if name in ("q_proj", "q_b_proj"):
-        return places >= 0
+        return indices >= 0
     groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if config.model_type == "falcon":
         grouped = config.new_decoder_architecture
-        one = config.multi_query
-        groups = config.num_kv_heads if grouped else 1 if one else config.num_attention_heads
+        multi_query = config.multi_query
+        groups = (
+            config.num_kv_heads if grouped else 1 if multi_query else config.num_attention_heads
+        )
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     by_group = name == "query_key_value"
     if config.model_type == "gpt_bigcode":
         by_group = not config.multi_query
     if by_group:
-        return places % (features // groups) < features // groups - 2 * size
-    return places < features - 2 * groups * size
+        return indices % (features // groups) < features // groups - 2 * size
+    return indices < features - 2 * groups * size

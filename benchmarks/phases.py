@@ -79,10 +79,10 @@ class Clock:
             module = load(name, importing)
             for start, phase in OF_FILES.items():
                 if name.startswith(start):
-                    for own, value in vars(module).items():
+                    for attribute, value in vars(module).items():
                         if type(value) is FunctionType and value.__module__ == name:
                             if not hasattr(value, "__wrapped__"):
-                                setattr(module, own, self.within(phase, value))
+                                setattr(module, attribute, self.within(phase, value))
             return module
 
         bootstrap._find_and_load = load_and_wrap
@@ -101,12 +101,12 @@ class Clock:
                 self.end()
                 self.programs += OF_EVENTS[event] == "compiling"
 
-        def found(event: str, **_: Any) -> None:
+        def uncount_cache_hit(event: str, **_: Any) -> None:
             self.programs -= event == HIT
 
         events.register_scalar_listener(began)
         monitoring.register_event_duration_secs_listener(ended)
-        monitoring.register_event_listener(found)
+        monitoring.register_event_listener(uncount_cache_hit)
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ import torch
 import transformers
 from jobs import KEEPING, OURS, STRENGTH
 from real_model import asked_last, context, fetched
-from record import RESULTS, allowing_library, keep, own_peak, processor
+from record import RESULTS, allowing_library, keep, peak_memory, processor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import lim_jax as lim
@@ -57,15 +57,15 @@ def ours(file: Path, length: int, name: str, precision: str, remat: str = "full"
     def algorithm_1(model: lim.models.CausalLM, ids: jax.Array) -> lim.models.CausalLM:
         batch = jax.tree.map(lambda leaf: leaf[None], (model.embed(ids), asked_last(ids)))
         objective = partial(balanced_objective, lim.models.CausalLM.loss)
-        asked = batch, lim.token_grid(length), Penalty(epsilon=0.0)
-        return eqx.filter_grad(lambda model: objective(model, *asked, strength=STRENGTH))(model)
+        arguments = batch, lim.token_grid(length), Penalty(epsilon=0.0)
+        return eqx.filter_grad(lambda model: objective(model, *arguments, strength=STRENGTH))(model)
 
     job = {"gradient": gradient, "algorithm 1": algorithm_1}[name]
     compiled = job.lower(model, ids).compile()
 
     def run() -> np.ndarray:
-        found = jax.block_until_ready(compiled(model, ids))
-        return np.asarray(found if name == "gradient" else found.norm.scale)
+        result = jax.block_until_ready(compiled(model, ids))
+        return np.asarray(result if name == "gradient" else result.norm.scale)
 
     return run
 
@@ -122,9 +122,9 @@ def clocked(job: Job) -> float:
 def measured(file: Path, length: int, name: str, precision: str, repeats: int) -> dict:
     """All sides in this process, on the cores that it is pinned to."""
     jobs = {which: side(which, file, length, name, precision) for which in SIDES[name]}
-    found = {which: job() for which, job in jobs.items()}
-    expected = found.pop("torch")
-    difference = max(float(np.abs(one - expected).max()) for one in found.values())
+    results = {which: job() for which, job in jobs.items()}
+    expected = results.pop("torch")
+    difference = max(float(np.abs(result - expected).max()) for result in results.values())
     assert difference < BOUNDS[precision] * np.abs(expected).max(), difference
     times = {which: [] for which in jobs}
     for _ in range(repeats):
@@ -172,22 +172,22 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS / "real_peer.json")
     parser.add_argument("--here", help="time, by 'both', or one side's memory, by its name")
     options = parser.parse_args()
-    asked = options.file, options.length, options.job, options.precision
+    job = options.file, options.length, options.job, options.precision
     if options.here == "both":
-        print(json.dumps(measured(*asked, options.repeats)))
+        print(json.dumps(measured(*job, options.repeats)))
     elif options.here:
-        print(json.dumps(own_peak(side(options.here, *asked))))
+        print(json.dumps(peak_memory(side(options.here, *job))))
     else:
         with tempfile.TemporaryDirectory() as folder:
             file = options.file or fetched(Path(folder))
-            given = ["--file", str(file), "--length", str(options.length), "--job", options.job]
-            given += ["--repeats", str(options.repeats), "--precision", options.precision]
+            arguments = ["--file", str(file), "--length", str(options.length), "--job", options.job]
+            arguments += ["--repeats", str(options.repeats), "--precision", options.precision]
             for threads in options.threads:
                 for kernels in ("stock", "AVX-512") if "AMD" in processor() else ("stock",):
-                    row = alone([*given, "--here", "both"], threads, kernels)
+                    row = alone([*arguments, "--here", "both"], threads, kernels)
                     row["kernels"] = kernels
                     row["MiB"] = {
-                        which: alone([*given, "--here", which], threads, kernels)
+                        which: alone([*arguments, "--here", which], threads, kernels)
                         for which in SIDES[options.job]
                     }
                     print(row, flush=True)

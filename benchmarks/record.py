@@ -30,20 +30,20 @@ def machine() -> dict:
 
 def processor() -> str:
     """The processor's own name, where Linux tells it."""
-    return _told("model name") or platform.machine()
+    return _cpu_field("model name") or platform.machine()
 
 
 def instruction_sets() -> list[str]:
     """Those for vectors that the processor has. XLA takes the widest; MKL on AMD only AVX2."""
-    return sorted(found for found in _told("flags").split() if found in VECTORS)
+    return sorted(flag for flag in _cpu_field("flags").split() if flag in VECTORS)
 
 
-def _told(field: str) -> str:
+def _cpu_field(field: str) -> str:
     """What Linux says of the first processor."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
-    found = [line.partition(":")[2].strip() for line in lines if line.startswith(field)]
-    return found[0] if found else ""
+    values = [line.partition(":")[2].strip() for line in lines if line.startswith(field)]
+    return values[0] if values else ""
 
 
 def file_of_processor(name: str) -> Path:
@@ -68,7 +68,7 @@ def seconds(job: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def own_peak(job: Callable[[], object]) -> float:
+def peak_memory(job: Callable[[], object]) -> float:
     """MiB that this process needs for one call, beyond what it holds before (Linux)."""
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     before = _memory_status("VmRSS")
@@ -95,8 +95,8 @@ def allowing_library() -> Path:
 def keep(path: Path, rows: Iterable[dict], key: tuple[str, ...], **versions: str) -> None:
     """Add rows to a file of results; they replace those that agree with them in the key."""
     old = json.loads(path.read_text())["rows"] if path.exists() else []
-    found = {tuple(row[name] for name in key): row for row in (*old, *rows)}
-    document = {"machine": machine() | versions, "rows": list(found.values())}
+    by_key = {tuple(row[name] for name in key): row for row in (*old, *rows)}
+    document = {"machine": machine() | versions, "rows": list(by_key.values())}
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".partial")
     temporary.write_text(json.dumps(document, indent=1) + "\n")

@@ -34,21 +34,21 @@ def recorded(name: str, folder: Path) -> dict[str, Any]:
         names = [name for name in sorted(file.keys()) if not name.endswith(peer.MADE)]
         shapes = {name: file.get_slice(name).get_shape() for name in names}
     saved = json.loads((folder / "config.json").read_text())
-    network, told = kind.from_pretrained(
+    network, loading = kind.from_pretrained(
         write(folder, saved, shapes), **peer.PLAIN, dtype=torch.float32, output_loading_info=True
     )
-    missing = [name for name in told.pop("missing_keys") if not name.endswith(peer.MADE)]
-    assert not missing and not any(told.values()), (missing, told)
+    missing = [name for name in loading.pop("missing_keys") if not name.endswith(peer.MADE)]
+    assert not missing and not any(loading.values()), (missing, loading)
     ids = ids_of(config)
-    places = PLACES if ids is IDS else LONG_PLACES
+    positions = PLACES if ids is IDS else LONG_PLACES
     with peer.Doubled():
         logits = peer.in_double(network)(torch.tensor([ids])).logits[0].detach()
     return {
-        **({} if ids is IDS else {"ids": ids, "places": places}),
+        **({} if ids is IDS else {"ids": ids, "places": positions}),
         "config": saved | PUBLISHED.get(name, {}),
         "shapes": shapes,
         "largest": float(logits.abs().max()),
-        "logits": logits[places][:, WORDS].tolist(),
+        "logits": logits[positions][:, WORDS].tolist(),
     }
 
 
@@ -62,9 +62,14 @@ def main() -> None:
         f"{json.dumps(name)}: {json.dumps(networks[name], separators=(',', ':'))}"
         for name in CONFIGURATIONS
     ]
-    asked = {"ids": IDS, "places": PLACES, "words": WORDS, "transformers": transformers.__version__}
-    told = json.dumps(asked)[:-1]
-    RECORD.write_text(f'{told}, "networks": {{\n' + ",\n".join(lines) + "\n}}\n")
+    header = {
+        "ids": IDS,
+        "places": PLACES,
+        "words": WORDS,
+        "transformers": transformers.__version__,
+    }
+    header_json = json.dumps(header)[:-1]
+    RECORD.write_text(f'{header_json}, "networks": {{\n' + ",\n".join(lines) + "\n}}\n")
 
 
 if __name__ == "__main__":

@@ -83,9 +83,9 @@ def summary() -> str:
 
 
 def _range(rows: list[dict], job: str, ratio: str) -> str:
-    found = [row[ratio] for row in rows if row["job"] == job]
+    ratios = [row[ratio] for row in rows if row["job"] == job]
     worst, best = (
-        f"{value:.3g}" if value >= 10 else f"{value:.2f}" for value in (min(found), max(found))
+        f"{value:.3g}" if value >= 10 else f"{value:.2f}" for value in (min(ratios), max(ratios))
     )
     return worst if worst == best else f"{worst} to {best}"
 

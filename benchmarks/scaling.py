@@ -85,7 +85,7 @@ def measured(name: str, size: dict[str, int]) -> dict:
     def call() -> None:
         times.append(record.seconds(lambda: jax.block_until_ready(job(*arguments))))
 
-    peak = record.own_peak(call)
+    peak = record.peak_memory(call)
     for _ in range(4 if times[0] < 5 else 0):
         call()
     return {"job": name, **size, "seconds": float(np.median(times[-3:])), "MiB": peak}
@@ -94,8 +94,8 @@ def measured(name: str, size: dict[str, int]) -> dict:
 def measured_alone(name: str, size: dict[str, int]) -> dict:
     """`measured`, in a process of its own."""
     command = [sys.executable, __file__, "--alone", json.dumps([name, size])]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(found.stdout)
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(process.stdout)
 
 
 def exponents(rows: list[dict], axis: str) -> tuple[float, float]:
@@ -113,18 +113,18 @@ def exponents(rows: list[dict], axis: str) -> tuple[float, float]:
 
 def series_of(rows: list[dict]) -> dict[tuple[str, str], list[dict]]:
     """Rows by job and by the axis along which they leave the base size, the base among them."""
-    found = {}
+    series = {}
     for axis in AXES:
         others = [name for name in AXES if name != axis]
         along = [row for row in rows if all(row[name] == BASE[name] for name in others)]
         for job in {row["job"]: None for row in along}:
-            found[job, axis] = [row for row in along if row["job"] == job]
-    return {key: rows for key, rows in found.items() if len(rows) > 1}
+            series[job, axis] = [row for row in along if row["job"] == job]
+    return {key: rows for key, rows in series.items() if len(rows) > 1}
 
 
 def figure(series: dict[tuple[str, str], list[dict]], path: Path) -> None:
     """Draw time and memory against every axis."""
-    drawn, axes = plt.subplots(2, len(AXES), figsize=(12, 6), sharey="row", layout="constrained")
+    picture, axes = plt.subplots(2, len(AXES), figsize=(12, 6), sharey="row", layout="constrained")
     colours = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(name for name, _ in series))}
     lines = {}
     for (name, axis), rows in series.items():
@@ -135,8 +135,8 @@ def figure(series: dict[tuple[str, str], list[dict]], path: Path) -> None:
             (lines[name],) = panel.loglog(*points, "o-", color=colours[name])
             panel.set_xscale("log", base=2)
             panel.set(xlabel=axis, ylabel=of if axis == "length" else "")
-    drawn.legend(lines.values(), lines, loc="outside upper center", ncols=len(lines))
-    drawn.savefig(path)
+    picture.legend(lines.values(), lines, loc="outside upper center", ncols=len(lines))
+    picture.savefig(path)
 
 
 def main(
@@ -158,22 +158,22 @@ def main(
     if alone is not None:
         print(json.dumps(measured(*json.loads(alone))))
         return
-    wanted = {
+    sizes_of_series = {
         (name, axis): [BASE | {axis: value} for value in (AXES | {"length": lengths})[axis]]
         for axis in axes
         for name in jobs
     }
-    known = json.loads(out.read_text())["rows"] if out.exists() else []
-    found = {tuple(row[k] for k in KEY): row for row in known}
-    for (name, axis), sizes in wanted.items():
+    old_rows = json.loads(out.read_text())["rows"] if out.exists() else []
+    by_key = {tuple(row[k] for k in KEY): row for row in old_rows}
+    for (name, axis), sizes in sizes_of_series.items():
         for size in tqdm(sizes, desc=f"{name} against {axis}", leave=False):
             key = (name, *size.values())
-            if key not in found:
-                found[key] = measured_alone(name, size)
-                record.keep(out, [found[key]], KEY)
-        time, memory = exponents([found[(name, *size.values())] for size in sizes], axis)
+            if key not in by_key:
+                by_key[key] = measured_alone(name, size)
+                record.keep(out, [by_key[key]], KEY)
+        time, memory = exponents([by_key[(name, *size.values())] for size in sizes], axis)
         print(f"{name} against {axis}: time ~ {axis}^{time:.2f}, memory ~ {axis}^{memory:.2f}")
-    figure(series_of([*found.values()]), out.with_suffix(".png"))
+    figure(series_of([*by_key.values()]), out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
 ``python benchmarks/sizes.py`` writes folders of a random Llama, in bfloat16 and shard by shard, and
 profiles a last-token loss of one context, in a process of its own for each way of holding the
-weights: whole (`models.load`), kept in half precision on the device (``kept="bfloat16"``; of the
-holding ``"bfloat16 host"`` in the host's memory), and left in their files (`models.open`); ``walk``
-is the last with a checkpoint, so that states of long contexts are in files too. Any of them with
-``"products"`` takes products in bfloat16. Reading and compiling count; beside stands what
+weights: whole (`models.load`), kept in half precision on the device (``storage_dtype="bfloat16"``;
+of the holding ``"bfloat16 host"`` in the host's memory), and left in their files (`models.open`);
+``walk`` is the last with a checkpoint, so that states of long contexts are in files too. Any of
+them with ``"products"`` takes products in bfloat16. Reading and compiling count; beside stands what
 `models.profile_memory` says beforehand. ``--network 7b`` takes a seven-billion one, ``--tokens``
 another length; transformers is a row where it is installed. ``--contexts`` takes more of them than
 one, which go in batches; of the holding ``"load alone"`` each goes by itself.
@@ -66,11 +66,11 @@ def shards(network: str) -> dict[str, dict[str, tuple[int, ...]]]:
     }  # fmt: skip
     beside = {"model.embed_tokens": (words, width), "model.norm": (width,)}
     beside |= {} if tied else {"lm_head": (words, width)}
-    found = {"beside.safetensors": beside}
+    shapes_by_file = {"beside.safetensors": beside}
     for index in range(depth):
-        named = {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
-        found[f"layer{index}.safetensors"] = named
-    return found
+        layer_shapes = {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+        shapes_by_file[f"layer{index}.safetensors"] = layer_shapes
+    return shapes_by_file
 
 
 def written(folder: Path, network: str) -> Path:
@@ -81,9 +81,9 @@ def written(folder: Path, network: str) -> Path:
     for file, shapes in shards(network).items():
         tensors = {}
         for name, shape in shapes.items():
-            drawn = generator.standard_normal(shape, np.float32)
-            drawn = drawn / np.sqrt(shape[-1]) if len(shape) > 1 else 1 + drawn / 10
-            tensors[f"{name}.weight"] = drawn.astype(ml_dtypes.bfloat16)
+            numbers = generator.standard_normal(shape, np.float32)
+            numbers = numbers / np.sqrt(shape[-1]) if len(shape) > 1 else 1 + numbers / 10
+            tensors[f"{name}.weight"] = numbers.astype(ml_dtypes.bfloat16)
         save_file(tensors, folder / file)
         weight_map |= dict.fromkeys(tensors, file)
     index = {"metadata": {}, "weight_map": weight_map}
@@ -100,7 +100,7 @@ def profiled(path: Path, holding: str, tokens: int, contexts: int) -> np.ndarray
         model = lim.models.open(path, compute=compute)
     else:
         kept: Any = None if holding == "load" else holding
-        model = lim.models.load(path, kept=kept, compute=compute, on_host="host" in how)
+        model = lim.models.load(path, storage_dtype=kept, compute=compute, on_host="host" in how)
     ids = np.random.default_rng(1).integers(0, model.vocabulary, (contexts, tokens + 1))
     windows = [jax.device_put(row) for row in ids]
     ask = lim.loss.last_token
@@ -120,15 +120,15 @@ def theirs(path: Path, precision: str, tokens: int, contexts: int) -> np.ndarray
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, precision))
     model.requires_grad_(False)
     size = contexts, tokens + 1
-    found = []
+    energies = []
     for window in np.random.default_rng(1).integers(0, model.config.vocab_size, size):
         ids = torch.tensor(window[None])
         x = model.get_input_embeddings()(ids[:, :-1]).requires_grad_()
         logits = model(inputs_embeds=x, logits_to_keep=1, use_cache=False).logits[0, -1].float()
         torch.nn.functional.cross_entropy(logits[None], ids[:, -1]).backward()
         assert x.grad is not None
-        found.append((x.grad[0].float() ** 2).sum(1).numpy() * tokens**2)
-    return np.stack(found)
+        energies.append((x.grad[0].float() ** 2).sum(1).numpy() * tokens**2)
+    return np.stack(energies)
 
 
 def measured(path: Path, holding: str, tokens: int, contexts: int, out: Path) -> dict:
@@ -138,19 +138,19 @@ def measured(path: Path, holding: str, tokens: int, contexts: int, out: Path) ->
         np.save(out, theirs(path, precision, tokens, contexts))
     else:
         np.save(out, profiled(path, holding, tokens, contexts))
-    used = resource.getrusage(resource.RUSAGE_SELF)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
     peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 2**20
     expected = lim.models.profile_memory(lim.models.open(path), tokens)
     planned = {
         "open": expected.offloaded,
         "walk": expected.by_layers,
-        "load": expected.whole,
+        "load": expected.in_memory,
     }
-    said = planned.get(holding)
+    predicted = planned.get(holding)
     return {
-        "CPU seconds": used.ru_utime + used.ru_stime,
+        "CPU seconds": usage.ru_utime + usage.ru_stime,
         "peak GiB": peak,
-        "predicted GiB": said and said / 2**30,
+        "predicted GiB": predicted and predicted / 2**30,
     }
 
 

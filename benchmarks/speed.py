@@ -67,13 +67,13 @@ def weights(model: tuple) -> dict[str, np.ndarray]:
     """The network's arrays by name."""
     attention = model[0].layers.attention
     feed_forward = model[0].layers.feed_forward
-    found = {name: getattr(attention, name) for name in ("query", "key", "value", "output")}
+    arrays = {name: getattr(attention, name) for name in ("query", "key", "value", "output")}
     inner = ("inner", "inner_bias", "outer", "outer_bias")
-    found.update({name: getattr(feed_forward, name) for name in inner})
+    arrays.update({name: getattr(feed_forward, name) for name in inner})
     for index, norm in (("1", attention.norm), ("2", feed_forward.norm)):
-        found.update({f"scale{index}": norm.scale, f"shift{index}": norm.shift})
-    found["readout"] = model[1].weight
-    return {name: np.asarray(value) for name, value in found.items()}
+        arrays.update({f"scale{index}": norm.scale, f"shift{index}": norm.shift})
+    arrays["readout"] = model[1].weight
+    return {name: np.asarray(value) for name, value in arrays.items()}
 
 
 def prepared(size: Size, name: str, side: str) -> tuple[Job, float]:
@@ -88,8 +88,8 @@ def prepared(size: Size, name: str, side: str) -> tuple[Job, float]:
     compilation = time.perf_counter() - start
 
     def run() -> Numbers:
-        found = jax.block_until_ready(compiled(model, batch))
-        return {"": np.asarray(found)} if isinstance(found, jax.Array) else weights(found)
+        result = jax.block_until_ready(compiled(model, batch))
+        return {"": np.asarray(result)} if isinstance(result, jax.Array) else weights(result)
 
     return run, compilation
 
@@ -127,7 +127,7 @@ def serve(size: Size, side: str, name: str, file: Path) -> None:
         job = peer(size, name, compiled=side.startswith(COMPILER))
         compilation = 0.0
     numbers: list[Numbers] = []
-    peak = record.own_peak(lambda: numbers.append(job()))
+    peak = record.peak_memory(lambda: numbers.append(job()))
     np.savez(file, **{f"of {key}": value for key, value in numbers[0].items()})
     print(json.dumps({"compilation": compilation, "MiB": peak}), flush=True)
     for _ in sys.stdin:
@@ -153,10 +153,10 @@ class Side:
             text=True,
             env=os.environ | allowed,
         )
-        self.first = self.said()
+        self.first = self.next_line()
         self.numbers = dict(np.load(file))
 
-    def said(self):
+    def next_line(self):
         """The next line of what it says."""
         assert self.process.stdout is not None
         return json.loads(self.process.stdout.readline())
@@ -165,7 +165,7 @@ class Side:
         """Let it run once: the clock's seconds, and the processor's."""
         assert self.process.stdin is not None
         print("again", file=self.process.stdin, flush=True)
-        return tuple(self.said())
+        return tuple(self.next_line())
 
     def __enter__(self) -> "Side":
         return self
@@ -184,7 +184,7 @@ def sides_of(name: str) -> list[str]:
     return [OURS, KEEPING, *wide, *peers, *(COMPILER + peer for peer in peers)]
 
 
-def compare(label: str, name: str, precision: Precision, repeats: int) -> dict:
+def time_sides(label: str, name: str, precision: Precision, repeats: int) -> dict:
     """A row of the table: the numbers agree, then all sides take turns."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -197,8 +197,10 @@ def compare(label: str, name: str, precision: Precision, repeats: int) -> dict:
         for _ in tqdm(range(repeats), desc=f"{label} {name}", leave=False):
             for side, process in sides.items():
                 times[side].append(process.turn())
-    medians = {side: np.median(found, axis=0) for side, found in times.items()}
-    seconds = {side: np.array([cpu for _, cpu in found]) for side, found in times.items()}
+    medians = {side: np.median(measurements, axis=0) for side, measurements in times.items()}
+    seconds = {
+        side: np.array([cpu for _, cpu in measurements]) for side, measurements in times.items()
+    }
     peers = [side for side in seconds if side not in (OURS, KEEPING, WIDE)]
 
     def ratio(against: list[str], side: str = OURS) -> float:
@@ -211,7 +213,9 @@ def compare(label: str, name: str, precision: Precision, repeats: int) -> dict:
         "precision": precision,
         "repeats": repeats,
         "seconds": {side: float(median[1]) for side, median in medians.items()},
-        "range": {side: [found.min(), found.max()] for side, found in seconds.items()},
+        "range": {
+            side: [measurements.min(), measurements.max()] for side, measurements in seconds.items()
+        },
         "clock": {side: float(median[0]) for side, median in medians.items()},
         "share of GEMM": share_of_gemm(SIZES[label], name, precision, float(medians[OURS][1])),
         "ratio to stock": ratio([side for side in peers if not side.endswith(ALLOWED)]),
@@ -259,7 +263,7 @@ def main(
     out = out or record.file_of_processor("speed")
     for label in sizes:
         for name in jobs:
-            row = compare(label, name, precision, repeats)
+            row = time_sides(label, name, precision, repeats)
             print(report.lines(row), flush=True)
             record.keep(out, [row], ("size", "job", "precision"), torch=torch.__version__)
 

@@ -37,27 +37,27 @@ PRODUCT = re.compile(r"= \w+\[([\d,]*)\]\S* dot\(%([\w.\-]+), .*lhs_contracting_
 
 def bodies(text: str) -> dict[str, list[str]]:
     """The lines of each computation of a compiled program."""
-    found = {}
+    lines_by_name = {}
     name = ""
     for line in text.splitlines():
         if line.endswith("{") and not line.startswith(" "):
             name = line.removeprefix("ENTRY ").split()[0].lstrip("%")
-            found[name] = []
+            lines_by_name[name] = []
         elif name:
-            found[name].append(line)
-    return found
+            lines_by_name[name].append(line)
+    return lines_by_name
 
 
 def instructions(text: str) -> dict[str, list[str]]:
     """What each instruction runs, by its name: its own line, or those of what it calls."""
     computations = bodies(text)
-    found = {}
+    lines_by_name = {}
     for lines in computations.values():
         for line in lines:
             if match := DEFINITION.match(line):
                 called = CALLED.search(line)
-                found[match[1]] = computations[called[1]] if called else [line]
-    return found
+                lines_by_name[match[1]] = computations[called[1]] if called else [line]
+    return lines_by_name
 
 
 def kind(name: str, lines: list[str], size: Size) -> str:
@@ -78,8 +78,8 @@ def kind(name: str, lines: list[str], size: Size) -> str:
 
 def shapes(text: str) -> dict[str, list[int]]:
     """The sizes of every array that a compiled program names."""
-    found = re.findall(r"%([\w.\-]+) = \w+\[([\d,]*)\]", text)
-    return {name: [int(n) for n in sizes.split(",") if n] for name, sizes in found}
+    matches = re.findall(r"%([\w.\-]+) = \w+\[([\d,]*)\]", text)
+    return {name: [int(n) for n in sizes.split(",") if n] for name, sizes in matches}
 
 
 def operations(lines: list[str], known: dict[str, list[int]]) -> int:

@@ -54,7 +54,7 @@ def tiny(config: Options) -> dict[str, Any]:
 
 def _with_rotated_features(config: Options, small: dict[str, Any]) -> None:
     """Rotate the same part of smaller heads, and give images' sections as many pairs."""
-    whole = config.get("head_dim") or config.get("hidden_size", 0) // max(
+    head_size = config.get("head_dim") or config.get("hidden_size", 0) // max(
         config.get("num_attention_heads", 1), 1
     )
     if config.get("head_dim") and config.get("qk_rope_head_dim"):  # a name of one of its parts
@@ -62,14 +62,14 @@ def _with_rotated_features(config: Options, small: dict[str, Any]) -> None:
             if config.get(name) == config["head_dim"]:
                 small["head_dim"] = SIZES[name]
     if config.get("rotary_dim"):
-        small["rotary_dim"] = 16 * config["rotary_dim"] // whole
+        small["rotary_dim"] = 16 * config["rotary_dim"] // head_size
     for name in ("rope_scaling", "rope_parameters"):
         rope = config.get(name)
         if isinstance(rope, dict) and rope.get("mrope_section"):
             part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
             pairs = int(16 * part) // 2
-            rest = pairs // 3
-            small[name] = {**rope, "mrope_section": [pairs - 2 * rest, rest, rest]}
+            third = pairs // 3
+            small[name] = {**rope, "mrope_section": [pairs - 2 * third, third, third]}
 
 
 def _depth(config: Options) -> int:

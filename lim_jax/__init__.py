@@ -4,6 +4,6 @@ The core names are here, and every room is reachable (`lim_jax.training.balanced
 `lim_jax.adjoint.criteria`, ...). What is not used is not loaded.
 """
 
-from lim_jax._public import opened
+from lim_jax._public import attach_stub
 
-__getattr__, __dir__, __all__ = opened(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

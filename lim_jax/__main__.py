@@ -21,7 +21,7 @@ try:
     if find_spec("matplotlib") is None:  # rooms load it when they draw, after a long computation
         raise ModuleNotFoundError(name="matplotlib")
 except ModuleNotFoundError as error:
-    if error.name not in ("matplotlib", "platformdirs", "tqdm", "tyro"):
+    if error.name not in ("matplotlib", "platformdirs", "psutil", "tqdm", "tyro"):
         raise
     sys.exit(f"lim-jax needs {error.name}: python -m pip install 'lim_jax[plot,cli]'")
 
@@ -57,7 +57,7 @@ def _run_and_report() -> int:
     pressed = _presses()
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = partial(_said, set())
+            warnings.showwarning = partial(_print_once, set())
             status = run(keep_programs(sys.argv[1:]))
     except KeyboardInterrupt:  # once more, while the first was told of
         status = INTERRUPTED
@@ -93,13 +93,13 @@ def _presses() -> list[int]:
     return pressed
 
 
-def _said(said: set[str], message: Warning | str, *_: Any) -> None:
+def _print_once(printed: set[str], message: Warning | str, *_: Any) -> None:
     """Print a warning in one line, once, without the file and line that gave it."""
     words = in_one_line(str(message))
     # JAX warns at each program that it cannot keep, as on a disk that is full.
     about = UNKEPT if UNKEPT in words else words
-    if about not in said:
-        said.add(about)
+    if about not in printed:
+        printed.add(about)
         print(f"lim-jax: {words}", file=sys.stderr)
 
 

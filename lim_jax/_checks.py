@@ -101,10 +101,10 @@ def require_floats(array: Any, name: str, axes: str, cure: str = "", **sizes: in
 
 def require_indices(indices: Any, name: str) -> None:
     """Raise ValueError unless this is a non-empty array of integers along one axis."""
-    whole = isinstance(indices, ARRAYS) and jnp.issubdtype(indices.dtype, jnp.integer)
-    got = "none" if whole and indices.size == 0 else described(indices)
+    integers = isinstance(indices, ARRAYS) and jnp.issubdtype(indices.dtype, jnp.integer)
+    got = "none" if integers and indices.size == 0 else described(indices)
     expected = "at least one whole number, in an array of one axis"
-    holds = whole and indices.ndim == 1 and indices.size > 0
+    holds = integers and indices.ndim == 1 and indices.size > 0
     cure = "Pass for example jnp.array([0, 3])."
     require(holds, name, got=got, expected=expected, cure=cure)
 
@@ -120,13 +120,13 @@ def as_int(
 ) -> int:
     """Return an integer known before tracing as an `int`; raise ValueError at anything else."""
     try:
-        whole = least - 1 if isinstance(number, bool | np.bool_) else operator.index(number)
+        value = least - 1 if isinstance(number, bool | np.bool_) else operator.index(number)
     except TypeError:
-        whole = least - 1
+        value = least - 1
     expected = expected or f"a whole number known before tracing, at least {least}"
-    holds = least <= whole <= (whole if most is None else most)
+    holds = least <= value <= (value if most is None else most)
     require(holds, name, got=described(number), expected=expected, cure=cure)
-    return whole
+    return value
 
 
 def is_real(number: Any) -> TypeGuard[float]:
@@ -269,7 +269,9 @@ def error_if_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
         if not isinstance(fails, Tracer) and np.any(fails):
             with translate_errors():
                 return eqx.error_if(tree, True, MARK + message)
-    traced = [(jnp.any(fails), MARK + said) for fails, said in checks if isinstance(fails, Tracer)]
+    traced = [
+        (jnp.any(fails), MARK + message) for fails, message in checks if isinstance(fails, Tracer)
+    ]
     if not traced:
         return tree  # known by now: nothing need be compiled
     if CHECKS_ARE_VALUES.value:
@@ -285,7 +287,7 @@ def error_if_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
         some = some | flag
     with translate_errors():
         if varying_axes((tree, some)):
-            return _together(tree, some, first, messages)
+            return _error_if_on_any_device(tree, some, first, messages)
         return eqx.branched_error_if(tree, some, first, messages)
 
 
@@ -299,17 +301,21 @@ def _require_sizes(tree: PyTree) -> None:
     require(holds, "shape", got=f"a symbolic size, {symbolic[:1]}", expected=expected, cure=cure)
 
 
-def _together(tree: Tree, fails: Array, first: Array, messages: Sequence[str]) -> Tree:
+def _error_if_on_any_device(
+    tree: Tree, fails: Array, first: Array, messages: Sequence[str]
+) -> Tree:
     """Return `tree`; its use raises on all devices of a `jax.shard_map` if one's check fails."""
     fails, first = varying_as((fails.astype(int), first), (fails, first))
     axes = tuple(varying_axes(fails))
-    anywhere, said = (jax.lax.pmax(number, axes) if axes else number for number in (fails, first))
-    never = eqx.branched_error_if(jnp.array(False), anywhere > 0, said, messages)
+    anywhere, first_anywhere = (
+        jax.lax.pmax(number, axes) if axes else number for number in (fails, first)
+    )
+    never = eqx.branched_error_if(jnp.array(False), anywhere > 0, first_anywhere, messages)
 
-    def tied(leaf: Any) -> Any:
+    def depend_on_check(leaf: Any) -> Any:
         return jnp.where(never, jnp.zeros_like(leaf), leaf) if eqx.is_array(leaf) else leaf
 
-    return jax.tree.map(tied, tree)
+    return jax.tree.map(depend_on_check, tree)
 
 
 def all_finite(tree: PyTree) -> Bool[Array | np.ndarray, ""]:

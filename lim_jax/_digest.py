@@ -54,20 +54,22 @@ def _hash(value: Any, known: Known, named: bool) -> bytes:
     if isinstance(value, NUMBERS):
         hashed = _hash_of_array(value, known, named)
     elif isinstance(value, PLAIN):
-        hashed = _joined(type(value), repr(value).encode())
+        hashed = _hash_parts(type(value), repr(value).encode())
     elif isinstance(value, type | ModuleType):
         _require_known(value, named)
-        hashed = _joined(type(value), _name(value).encode())
+        hashed = _hash_parts(type(value), _qualified_name(value).encode())
     elif _held_by_library(value):
-        hashed = _joined(FunctionType, _name(value).encode())
+        hashed = _hash_parts(FunctionType, _qualified_name(value).encode())
     elif isinstance(value, FunctionType):
         _require_known(value, named)
-        hashed = _joined(FunctionType, b"named by the user")
+        hashed = _hash_parts(FunctionType, b"named by the user")
     elif isinstance(value, Mapping | Set):
         entries = value.items() if isinstance(value, Mapping) else value
-        hashed = _joined(type(value), *sorted(_hash(entry, known, named) for entry in entries))
+        hashed = _hash_parts(type(value), *sorted(_hash(entry, known, named) for entry in entries))
     else:
-        hashed = _joined(type(value), *(_hash(part, known, named) for part in _parts(value, named)))
+        hashed = _hash_parts(
+            type(value), *(_hash(part, known, named) for part in _parts(value, named))
+        )
     known[id(value)] = value, hashed
     return hashed
 
@@ -78,9 +80,9 @@ def _require_known(value: Any, named: bool) -> None:
         return
     what = "class" if isinstance(value, type) else "function"
     raise Refusal(
-        f"run: got no name for the {what} {_name(value)}, expected one of your own, by which a "
-        "checkpoint tells this run from others. Pass a text as run, and another text when what it "
-        "computes changes."
+        f"run: got no name for the {what} {_qualified_name(value)}, expected one of your own, by "
+        "which a checkpoint tells this run from others. Pass a text as run, and another text when "
+        "what it computes changes."
     )
 
 
@@ -89,37 +91,37 @@ def _held_by_library(value: Any) -> bool:
     if isinstance(value, ModuleType):
         return value.__name__.partition(".")[0] in LIBRARIES
     module = getattr(value, "__module__", None) or ""
-    held: Any = sys.modules.get(module) if module.partition(".")[0] in LIBRARIES else None
+    entry: Any = sys.modules.get(module) if module.partition(".")[0] in LIBRARIES else None
     for part in (getattr(value, "__qualname__", None) or "").split("."):
-        held = getattr(held, part, None)
-    return held is not None and held is value
+        entry = getattr(entry, part, None)
+    return entry is not None and entry is value
 
 
-def _joined(kind: type, *parts: Any) -> bytes:
+def _hash_parts(kind: type, *parts: Any) -> bytes:
     """Hash the name of a type and byte strings, whose lengths keep them apart."""
-    hashed = sha256(f"{_name(kind)} {[len(part) for part in parts]}".encode())
+    hashed = sha256(f"{_qualified_name(kind)} {[len(part) for part in parts]}".encode())
     for part in parts:
         hashed.update(part)
     return hashed.digest()
 
 
-def _name(value: Any) -> str:
+def _qualified_name(value: Any) -> str:
     """Return the module and qualified name of a function, class or module."""
-    own = getattr(value, "__qualname__", None) or getattr(value, "__name__", "")
-    return f"{getattr(value, '__module__', '')}.{own}"
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", "")
+    return f"{getattr(value, '__module__', '')}.{name}"
 
 
 def _hash_of_array(array: Any, known: Known, named: bool) -> bytes:
     """Hash an array's type, shape and bytes, alike for NumPy and JAX; random keys by their data."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         numbers = _hash(jax.random.key_data(array), known, named)
-        return _joined(jax.Array, str(array.dtype).encode(), numbers)
+        return _hash_parts(jax.Array, str(array.dtype).encode(), numbers)
     array = np.asarray(array)
     if array.dtype.hasobject:
         objects = _hash(array.ravel().tolist(), known, named)
-        return _joined(np.ndarray, str(array.shape).encode(), objects)
+        return _hash_parts(np.ndarray, str(array.shape).encode(), objects)
     numbers = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return _joined(np.ndarray, f"{array.dtype} {array.shape}".encode(), numbers)
+    return _hash_parts(np.ndarray, f"{array.dtype} {array.shape}".encode(), numbers)
 
 
 def _parts(value: Any, named: bool) -> Iterable[Any]:
@@ -135,7 +137,7 @@ def _parts(value: Any, named: bool) -> Iterable[Any]:
     if isinstance(value, partial):
         return value.func, value.args, value.keywords
     if hasattr(value, "__self__"):  # bound
-        return getattr(value, "__func__", _name(value)), value.__self__
+        return getattr(value, "__func__", _qualified_name(value)), value.__self__
     if hasattr(value, "__wrapped__"):  # such as by jax.jit, whose own state holds addresses
         return value.__wrapped__, *(getattr(value, rule, None) for rule in DERIVATIVES)
     _require_known(type(value), named)

@@ -43,9 +43,9 @@ def translate_errors() -> Iterator[None]:
     except (TypeError, ValueError, RuntimeError) as error:
         if refusal(error) or not UNDIFFERENTIABLE.search(str(error)):
             raise
-        said = str(error).splitlines()[0]
+        message = str(error).splitlines()[0]
         raise Refusal(
-            f'derivative: got "{said}", expected a function that has it in every mode. Take '
+            f'derivative: got "{message}", expected a function that has it in every mode. Take '
             "adjoint=diffrax.DirectAdjoint() for a ContinuousFlow, and as few max_steps as "
             "suffice; write a while_loop or a custom_vjp of your own as a scan or a custom_jvp."
         ) from error

@@ -44,9 +44,9 @@ def text_of_file(file: Path, name: str, most: int | None = None) -> str:
             f"{name}: got {file}, which cannot be read ({error.strerror}), expected {KINDS}. {CURE}"
         ) from error
     if content.startswith(b"%PDF-"):
-        text = _extracted(file, name, "pypdf")
+        text = _extract(file, name, "pypdf")
     elif file.suffix.lower() == ".docx":
-        text = _extracted(file, name, "docx")
+        text = _extract(file, name, "docx")
     else:
         text = decoded(content, file, name)
     _require_letters(file, name, size, most, most is None or len(text) <= most)
@@ -77,14 +77,14 @@ def decoded(content: bytes, file: Path, name: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _extracted(file: Path, name: str, package: str) -> str:
+def _extract(file: Path, name: str, package: str) -> str:
     """Extract the text of a PDF or Word document; raise ValueError if there is none."""
     require_extra(package, "documents")
     try:
         if package == "pypdf":
             text = "\n".join(page.extract_text() for page in pypdf.PdfReader(file).pages)
         else:
-            text = _of_docx(file)
+            text = _read_docx(file)
     except Exception as error:  # whatever the package meets in what is broken or locked
         raise Refusal(
             f"{name}: got {file}, which {package} cannot read ({error}), expected a document "
@@ -100,7 +100,7 @@ def _extracted(file: Path, name: str, package: str) -> str:
     return text
 
 
-def _of_docx(file: Path) -> str:
+def _read_docx(file: Path) -> str:
     """Return paragraphs and tables of a Word document in order, one line per table row."""
     lines = []
     for part in docx.Document(str(file)).iter_inner_content():
@@ -113,7 +113,7 @@ def _of_docx(file: Path) -> str:
 def parsed_json(text: str, where: str, cure: str) -> Any:
     """Parse JSON; raise ValueError at a repeated name, where `json.loads` would not."""
     try:
-        value = json.loads(text, object_pairs_hook=_distinct, parse_constant=_refused)
+        value = json.loads(text, object_pairs_hook=_distinct, parse_constant=_refusal_to_read)
         if "\\u" in text:  # an escape may be half of a pair, which no encoding has
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -131,6 +131,6 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return entries
 
 
-def _refused(constant: str) -> None:
+def _refusal_to_read(constant: str) -> None:
     """Raise ValueError at NaN and infinities, which JSON does not have."""
     raise ValueError(f"{constant} is no number of JSON")

@@ -24,7 +24,7 @@ WIDE_VECTORS = {"xla_cpu_prefer_vector_width": 512}
 
 
 @cache
-def _options() -> dict[str, int] | None:
+def _compiler_options() -> dict[str, int] | None:
     """Return compiler options for the widest vectors, or None if this XLA does not know them."""
     try:
         jax.jit(lambda: 0.0, compiler_options=WIDE_VECTORS).lower().compile()
@@ -52,7 +52,7 @@ def filter_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
     def outermost() -> Any:
         """Return the compiled function with compiler options, for calls outside of any trace."""
         jitted: Any = eqx.filter_jit
-        return jitted(function, compiler_options=_options())
+        return jitted(function, compiler_options=_compiler_options())
 
     @wraps(function)
     def call(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
@@ -84,11 +84,11 @@ def cached_jit(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
         if not _is_outermost():
             return inner(*args, **kwargs)
         with CHECKS_ARE_VALUES(True):
-            failed, results = program(*args, **kwargs)
-        said = failed.get()
-        if said:
+            error, results = program(*args, **kwargs)
+        message = error.get()
+        if message:
             with translate_errors():
-                raise eqx.EquinoxRuntimeError(said.removesuffix(" (`check` failed)"))
+                raise eqx.EquinoxRuntimeError(message.removesuffix(" (`check` failed)"))
         return results
 
     return call

@@ -49,22 +49,22 @@ def primitive_of(
     RUNS[primitive] = run = in_its_precision(run)
 
     @cache  # tracing asks for the same types again and again
-    def types_of(*types: Any, **settings: Any) -> Any:
+    def result_types(*types: Any, **settings: Any) -> Any:
         """Return the types of the results for operands of these types."""
         results = jax.make_jaxpr(partial(run, **settings))(*types).out_avals
         return results if many_results else results[0]
 
     compiled = jax.jit(primitive.bind, static_argnames={*static, "precision"})
 
-    def applied(*operands: Any, **settings: Any) -> Any:
+    def apply(*operands: Any, **settings: Any) -> Any:
         """Run the primitive on concrete arrays: compiled, or step by step where jit is off."""
         # Without jit, and where JAX repeats a program to find its NaN, bind comes back to here.
         if jit_is_off() or nan_is_sought():
             return run(*map(jnp.asarray, operands), **settings)  # literals are no arrays
         return compiled(*operands, **settings)
 
-    primitive.def_impl(applied)
-    primitive.def_abstract_eval(types_of)
+    primitive.def_impl(apply)
+    primitive.def_abstract_eval(result_types)
     lower_on(None, primitive, run)
     return primitive
 
@@ -97,39 +97,39 @@ def in_its_precision(run: Callable[..., Any]) -> Callable[..., Any]:
     return program
 
 
-def of_many(name: str, program: Program) -> Primitive:
+def batched_primitive(name: str, program: Program) -> Primitive:
     """Make a primitive of one point and one vector (or none) from a program of many."""
 
     @partial(jax.jit, static_argnames=STATIC)
     def run(*operands: Array, zero: tuple[bool, ...], **static: Any) -> list[Array]:
-        return _merged(program, *operands, **static)
+        return _run_merged(program, *operands, **static)
 
-    def mapped(operands, axes, *, count, many, sharing, **static):
+    def batch(operands, axes, *, count, many, sharing, **static):
         """Batch the primitive: add an axis of points if one is mapped, and else of vectors."""
         sizes = (x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
         size = next(sizes)
         moves = any(axis is not None for axis in axes[:count])
         first = 0 if moves else many
 
-        def fronted(operand: ArrayLike, axis: int | None) -> Array:
+        def to_front(operand: ArrayLike, axis: int | None) -> Array:
             """Move an operand's mapped axis to the position `first`; repeat an unmapped one."""
             if axis is None:
                 operand = jnp.broadcast_to(operand, (size, *jnp.shape(operand)))
                 axis = 0
             return jnp.moveaxis(operand, axis, first)
 
-        fixed = 0 if moves else count
-        operands = *operands[:fixed], *map(fronted, operands[fixed:], axes[fixed:])
+        num_points = 0 if moves else count
+        operands = *operands[:num_points], *map(to_front, operands[num_points:], axes[num_points:])
         static |= {"count": count, "many": many + moves, "sharing": sharing + (not moves)}
         results = primitive.bind(*operands, **static)
         return results, [first] * len(results)
 
     primitive = primitive_of(name, run, many_results=True, static=STATIC)
-    batching.primitive_batchers[primitive] = mapped
+    batching.primitive_batchers[primitive] = batch
     return primitive
 
 
-def _merged(
+def _run_merged(
     program: Program, *operands: Array, count: int, many: int, sharing: int, setting: Hashable
 ) -> list[Array]:
     """Run a program on operands whose axes of points, and of vectors, are merged into one."""
@@ -156,10 +156,10 @@ def on_platform(platform: str, primitive: Primitive, program: PlatformProgram) -
     def run(*operands: Array, zero: tuple[bool, ...], **static: Any) -> list[Array]:
         """Run the platform's program, and tell it which vectors are known to be zero."""
 
-        def told(points: Points, vectors: Vectors, setting: Any) -> Sequence[Array]:
+        def with_zeros(points: Points, vectors: Vectors, setting: Any) -> Sequence[Array]:
             return program(points, vectors, setting, zero)
 
-        return _merged(told, *operands, **static)
+        return _run_merged(with_zeros, *operands, **static)
 
     if asks_for_devices is not None:
         asks_for_devices.add(primitive)
@@ -170,10 +170,10 @@ def transposes(
     there: tuple[str, Program], back: tuple[str, Program]
 ) -> tuple[Primitive, Primitive]:
     """Make two primitives, each the other's transpose, of programs linear in their vectors."""
-    pair = of_many(*there), of_many(*back)
+    pair = batched_primitive(*there), batched_primitive(*back)
     for primitive, other in (pair, pair[::-1]):
         ad.primitive_jvps[primitive] = partial(_derivative, primitive)
-        ad.primitive_transposes[primitive] = partial(_transposed, other)
+        ad.primitive_transposes[primitive] = partial(_transpose, other)
     return pair
 
 
@@ -226,9 +226,9 @@ def _derivative(primitive, primals, tangents, *, count, zero, **static):
     return jax.jvp(run, primals, tuple(map(ad.instantiate_zeros, tangents)))
 
 
-def _transposed(other, covectors, *operands, count, zero, **static):
+def _transpose(other, covectors, *operands, count, zero, **static):
     """Transpose a linear primitive: apply the other of the pair to the covectors."""
     results = _bound(other, operands[:count], covectors, **static)
-    wanted = map(ad.is_undefined_primal, operands[count:])
-    pulled = [x if asked else None for x, asked in zip(results, wanted, strict=True)]
-    return [None] * count + pulled
+    is_wanted = map(ad.is_undefined_primal, operands[count:])
+    gradients = [x if needed else None for x, needed in zip(results, is_wanted, strict=True)]
+    return [None] * count + gradients

@@ -58,8 +58,8 @@ def store(path: Path, run: Run, about: Mapping[str, Any], tree: PyTree) -> None:
     """Store a pytree's arrays and numbers, with the run they belong to and facts about them."""
     arrays: Arrays = {}
     leaves = jax.tree.leaves(eqx.filter(tree, eqx.is_array_like))
-    kept = [put_array(np.asarray(leaf), str(n), arrays) for n, leaf in enumerate(leaves)]
-    write_arrays(path, RUN, {"run": run, **about, "leaves": kept}, arrays)
+    entries = [put_array(np.asarray(leaf), str(n), arrays) for n, leaf in enumerate(leaves)]
+    write_arrays(path, RUN, {"run": run, **about, "leaves": entries}, arrays)
 
 
 def stored(path: Path, run: Run) -> tuple[dict[str, Any], list[np.ndarray]]:
@@ -69,7 +69,7 @@ def stored(path: Path, run: Run) -> tuple[dict[str, Any], list[np.ndarray]]:
     return about, [take_array(leaf, arrays) for leaf in about["leaves"]]
 
 
-def _plain(value: Any) -> Any:
+def _as_read_from_json(value: Any) -> Any:
     """Return a value as JSON reads it back: lists in place of tuples."""
     return json.loads(json.dumps(value))
 
@@ -85,15 +85,15 @@ def _document(text: bytes) -> dict[str, Any]:
 
 def _require_run(path: Path, about: Mapping[str, Any], run: Run) -> None:
     """Raise ValueError unless a file's header names the same run."""
-    kept = about.get("run")
+    stored_run = about.get("run")
     got = f"{path}, which is of no run"
     expected = "what a run stored"
-    require(isinstance(kept, dict), "checkpoint", got=got, expected=expected, cure=REMOVE)
-    assert isinstance(kept, dict)
-    for name, value in _plain(run).items():
-        got = f"{path}, of {name} {kept.get(name)}"
+    require(isinstance(stored_run, dict), "checkpoint", got=got, expected=expected, cure=REMOVE)
+    assert isinstance(stored_run, dict)
+    for name, value in _as_read_from_json(run).items():
+        got = f"{path}, of {name} {stored_run.get(name)}"
         expected = f"one of {name} {value}"
-        require(kept.get(name) == value, "checkpoint", got=got, expected=expected, cure=SAME)
+        require(stored_run.get(name) == value, "checkpoint", got=got, expected=expected, cure=SAME)
 
 
 def each_once(
@@ -109,7 +109,7 @@ def each_once(
     for name in progress(list(groups)):
         if name in done:
             continue
-        done[name] = _plain(groups[name]())
+        done[name] = _as_read_from_json(groups[name]())
         if file is not None:
             if not begun:
                 write_file(file, _line({"run": run}))
@@ -124,14 +124,14 @@ def once(
     path: Path,
     run: Run,
     measure: Callable[[], Result],
-    of_leaves: Callable[[list], Result] = itemgetter(0),
+    make_result: Callable[[list], Result] = itemgetter(0),
 ) -> Result:
     """Measure once: read the result from a file if there is one, and else compute and store it."""
     if path.exists():
-        return of_leaves(stored(path, run)[1])
-    measured = measure()
-    store(path, run, {}, measured)
-    return measured
+        return make_result(stored(path, run)[1])
+    result = measure()
+    store(path, run, {}, result)
+    return result
 
 
 def _journal(path: Path, run: Run) -> dict[str, Any]:
@@ -139,8 +139,10 @@ def _journal(path: Path, run: Run) -> dict[str, Any]:
 
     The first line names the run; ValueError is raised where it is another's.
     """
-    kept = path.read_bytes().splitlines(keepends=True)
-    head, *lines = [line for line in kept if line.endswith(b"\n")] or [b"".join(kept)[:-1]]
+    file_lines = path.read_bytes().splitlines(keepends=True)
+    head, *lines = [line for line in file_lines if line.endswith(b"\n")] or [
+        b"".join(file_lines)[:-1]
+    ]
     _require_run(path, _document(head), run)
     entries = list(map(_document, lines))
     if not all({"name", "found"} <= entry.keys() for entry in entries):
@@ -162,7 +164,7 @@ def reduced(
     items: Iterable[Any],
     checkpoint: AnyPath,
     run: Run,
-    of_leaves: Callable[[list[Array]], Result],
+    make_result: Callable[[list[Array]], Result],
     *,
     named: bool = False,
 ) -> Result:
@@ -171,24 +173,24 @@ def reduced(
     With `named` the run has a name of the user's, by which code in the items is told (`digest`).
     """
     checkpoint = checkpoint_file(checkpoint)
-    counted = 0
-    last_seen = ""
+    num_done = 0
+    last_fingerprint = ""
     result = None
     if checkpoint.exists():
         about, leaves = stored(checkpoint, run)
-        counted = about["items"]
-        last_seen = about["seen"]
-        result = of_leaves(jax.device_put(leaves))
+        num_done = about["items"]
+        last_fingerprint = about["seen"]
+        result = make_result(jax.device_put(leaves))
     number = 0
-    seen = ""
+    fingerprint = ""
     for number, item in enumerate(items, start=1):
-        seen = digest(item, after=seen, named=named)
-        if number > counted:
+        fingerprint = digest(item, after=fingerprint, named=named)
+        if number > num_done:
             result = measure(item) if result is None else merge(result, measure(item))
-            store(checkpoint, run, {"items": number, "seen": seen}, result)
-        elif number == counted:
-            _require_same_items(seen == last_seen, "others", checkpoint, counted)
-    _require_same_items(number >= counted, f"{number}", checkpoint, counted)
+            store(checkpoint, run, {"items": number, "seen": fingerprint}, result)
+        elif number == num_done:
+            _require_same_items(fingerprint == last_fingerprint, "others", checkpoint, num_done)
+    _require_same_items(number >= num_done, f"{number}", checkpoint, num_done)
     assert result is not None
     return result
 

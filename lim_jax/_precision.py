@@ -52,7 +52,7 @@ def promote(tree: Tree) -> Tree:
     return jax.tree.map(wide, tree)
 
 
-def beyond_rounding(part: Float[Array, "..."], whole: Float[Array, "..."]) -> Bool[Array, ""]:
-    """Tell whether `part` has a number beyond rounding errors of the largest of `whole`."""
-    rounding = math.sqrt(jnp.finfo(whole.dtype).eps)
-    return jnp.abs(part).max() > rounding * jnp.abs(whole).max()
+def beyond_rounding(part: Float[Array, "..."], total: Float[Array, "..."]) -> Bool[Array, ""]:
+    """Tell whether `part` has a number beyond rounding errors of the largest of `total`."""
+    rounding = math.sqrt(jnp.finfo(total.dtype).eps)
+    return jnp.abs(part).max() > rounding * jnp.abs(total).max()

@@ -76,18 +76,18 @@ def is_linear(primitive: Primitive, *_: Any, **__: Any) -> bool:
 
 def _run_linear(matrix: Array, tokens: Array) -> Array:
     """Compute `linear`: every token times the transposed matrix."""
-    return _summed(tokens, matrix, (tokens.ndim - 1,), (1,))
+    return _contract(tokens, matrix, (tokens.ndim - 1,), (1,))
 
 
 def _run_input_gradient(matrix: Array, covectors: Array) -> Array:
     """Compute the gradient of `linear` in the tokens."""
-    return _summed(covectors, matrix, (covectors.ndim - 1,), (0,))
+    return _contract(covectors, matrix, (covectors.ndim - 1,), (0,))
 
 
 def _run_weight_gradient(covectors: Array, tokens: Array) -> Array:
     """Compute the gradient of `linear` in the matrix, summed over tokens."""
     summed = tuple(range(tokens.ndim - 1))
-    return _summed(covectors, tokens, summed, summed)
+    return _contract(covectors, tokens, summed, summed)
 
 
 def _run_weight_gradient_on_cpu(covectors: Array, tokens: Array) -> Array:
@@ -98,15 +98,15 @@ def _run_weight_gradient_on_cpu(covectors: Array, tokens: Array) -> Array:
     return jax.lax.optimization_barrier(_run_weight_gradient(tokens, covectors)).T
 
 
-def _summed(left: Array, right: Array, of_left: Axes, of_right: Axes) -> Array:
+def _contract(left: Array, right: Array, left_axes: Axes, right_axes: Axes) -> Array:
     """Multiply two arrays summed over axes of both; the left one's other axes come first."""
     if not rounds(left, right):
-        return jax.lax.dot_general(left, right, ((of_left, of_right), ((), ())))
+        return jax.lax.dot_general(left, right, ((left_axes, right_axes), ((), ())))
     ours = tuple(range(left.ndim))
-    shared = dict(zip(of_right, of_left, strict=True))
+    shared = dict(zip(right_axes, left_axes, strict=True))
     theirs = tuple(shared.get(axis, left.ndim + axis) for axis in range(right.ndim))
-    kept = tuple(axis for axis in ours + theirs if (axis in ours) != (axis in theirs))
-    return product(left, right, (ours, theirs, kept))
+    remaining = tuple(axis for axis in ours + theirs if (axis in ours) != (axis in theirs))
+    return product(left, right, (ours, theirs, remaining))
 
 
 def _run_product(left: Array, right: Array, *, axes: tuple[Axes, Axes, Axes]) -> Array:
@@ -130,20 +130,22 @@ def _run_product_on_cpu(left: Array, right: Array, *, axes: Any, precision: Any)
     ours, theirs, result = axes
     sizes = dict(zip(ours + theirs, left.shape + right.shape, strict=True))
     both = [axis for axis in ours if axis in theirs]
-    batch, summed = ([n for n in both if (n in result) == kept] for kept in (True, False))
-    rows, columns = ([n for n in own if n not in both] for own in (ours, theirs))
+    batch, summed = ([n for n in both if (n in result) == in_result] for in_result in (True, False))
+    rows, columns = (
+        [n for n in axes_of_operand if n not in both] for axes_of_operand in (ours, theirs)
+    )
 
-    def laid_out(x: Array, own: Axes, *groups: list[int]) -> Array:
+    def laid_out(x: Array, axes_of_operand: Axes, *groups: list[int]) -> Array:
         """Round to bfloat16, and reshape to one axis for each of three groups of axes."""
-        first, second, last = ([1 + own.index(n) for n in group] for group in groups)
+        first, second, last = ([1 + axes_of_operand.index(n) for n in group] for group in groups)
         # The axis of one before the last keeps XLA from taking this for a matrix that lies turned.
         x = jnp.transpose(x.astype(jnp.bfloat16)[None], [*first, *second, 0, *last])
         return x.reshape([math.prod(sizes[n] for n in group) for group in groups])
 
     by_rows = theirs[-1] in summed
-    turned = (columns, summed) if by_rows else (summed, columns)
+    right_order = (columns, summed) if by_rows else (summed, columns)
     left, right = jax.lax.optimization_barrier(
-        (laid_out(left, ours, batch, rows, summed), laid_out(right, theirs, batch, *turned))
+        (laid_out(left, ours, batch, rows, summed), laid_out(right, theirs, batch, *right_order))
     )
     dimensions = ((2,), (2 if by_rows else 1,)), ((0,), (0,))
     single = jax.lax.dot_general(left, right, dimensions, preferred_element_type=jnp.float32)
@@ -152,59 +154,65 @@ def _run_product_on_cpu(left: Array, right: Array, *, axes: Any, precision: Any)
     return single.reshape([sizes[n] for n in order]).transpose([order.index(n) for n in result])
 
 
-def _mapped_product(operands: Any, at: Any, *, axes: Any, precision: Any) -> tuple[Array, int]:
+def _batch_product(operands: Any, at: Any, *, axes: Any, precision: Any) -> tuple[Array, int]:
     """Batch `product`: give the mapped axis a new number, which the result has first."""
     new = 1 + max(number for each in axes for number in each)
-    given = [
-        own if axis is None else (*own[:axis], new, *own[axis:])
-        for own, axis in zip(axes[:2], at, strict=True)
+    new_axes = [
+        operand_axes if axis is None else (*operand_axes[:axis], new, *operand_axes[axis:])
+        for operand_axes, axis in zip(axes[:2], at, strict=True)
     ]
-    given = *given, (new, *axes[2])
-    return _product.bind(*operands, axes=given, precision=precision), 0
+    new_axes = *new_axes, (new, *axes[2])
+    return _product.bind(*operands, axes=new_axes, precision=precision), 0
 
 
-def _mapped(primitive: Primitive, operands: Any, axes: Any, **asked: Any) -> tuple[Array, int]:
+def _batch_linear(
+    primitive: Primitive, operands: Any, axes: Any, **settings: Any
+) -> tuple[Array, int]:
     """Batch `linear`: count examples that share a matrix as more tokens, and else use `vmap`."""
     first, second = operands
-    of_first, of_second = axes
-    if of_first is None and primitive is not _weight_gradient:
-        return primitive.bind(first, jnp.moveaxis(second, of_second, 0), **asked), 0
-    return jax.vmap(partial(RUNS[primitive], **asked), axes)(*operands), 0
+    first_axis, second_axis = axes
+    if first_axis is None and primitive is not _weight_gradient:
+        return primitive.bind(first, jnp.moveaxis(second, second_axis, 0), **settings), 0
+    return jax.vmap(partial(RUNS[primitive], **settings), axes)(*operands), 0
 
 
-def _bilinear(primitive: Primitive, of_first: Any, of_second: Any) -> None:
+def _bilinear(primitive: Primitive, first_derivative: Any, second_derivative: Any) -> None:
     """Give a bilinear primitive its derivatives, each in the dtype of the operand it belongs to."""
     ad.defbilinear(
         primitive,
-        lambda covectors, x, y, **static: of_first(covectors, y, **static).astype(x.aval.dtype),
-        lambda covectors, x, y, **static: of_second(covectors, x, **static).astype(y.aval.dtype),
+        lambda covectors, x, y, **static: first_derivative(covectors, y, **static).astype(
+            x.aval.dtype
+        ),
+        lambda covectors, x, y, **static: second_derivative(covectors, x, **static).astype(
+            y.aval.dtype
+        ),
     )
 
 
-def _turned(primitive: Primitive) -> Any:
+def _swap_operands(primitive: Primitive) -> Any:
     """Return a function that binds a primitive to its operands in the other order."""
-    return lambda second, first, **asked: primitive.bind(first, second, **asked)
+    return lambda second, first, **settings: primitive.bind(first, second, **settings)
 
 
 _product = primitive_of("product", _run_product, many_results=False, static=("axes",))
-batching.primitive_batchers[_product] = _mapped_product
+batching.primitive_batchers[_product] = _batch_product
 lower_on("cpu", _product, _run_product_on_cpu)
 _linear = primitive_of("linear", _run_linear, many_results=False)
 _input_gradient = primitive_of("input_gradient", _run_input_gradient, many_results=False)
 _weight_gradient = primitive_of("weight_gradient", _run_weight_gradient, many_results=False)
 for _primitive in (_linear, _input_gradient, _weight_gradient):
-    batching.primitive_batchers[_primitive] = partial(_mapped, _primitive)
+    batching.primitive_batchers[_primitive] = partial(_batch_linear, _primitive)
 lower_on("cpu", _weight_gradient, in_its_precision(_run_weight_gradient_on_cpu))
 # What an operand receives is a product of the result's covector with the other operand.
 _bilinear(
     _product,
-    lambda g, right, axes, **asked: _product.bind(
-        g, right, axes=(axes[2], axes[1], axes[0]), **asked
+    lambda g, right, axes, **settings: _product.bind(
+        g, right, axes=(axes[2], axes[1], axes[0]), **settings
     ),
-    lambda g, left, axes, **asked: _product.bind(
-        left, g, axes=(axes[0], axes[2], axes[1]), **asked
+    lambda g, left, axes, **settings: _product.bind(
+        left, g, axes=(axes[0], axes[2], axes[1]), **settings
     ),
 )
-_bilinear(_linear, _weight_gradient.bind, _turned(_input_gradient))
-_bilinear(_input_gradient, _turned(_weight_gradient), _turned(_linear))
+_bilinear(_linear, _weight_gradient.bind, _swap_operands(_input_gradient))
+_bilinear(_input_gradient, _swap_operands(_weight_gradient), _swap_operands(_linear))
 _bilinear(_weight_gradient, _linear.bind, _input_gradient.bind)

@@ -11,7 +11,9 @@ import lazy_loader
 PACKAGE = Path(__file__).parent
 
 
-def opened(room: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def attach_stub(
+    room: str, file: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return a package's ``__getattr__``, ``__dir__`` and ``__all__``, by the stub beside it."""
     load, listed, names = lazy_loader.attach_stub(room, file)
 
@@ -28,11 +30,15 @@ def opened(room: str, file: str) -> tuple[Callable[[str], Any], Callable[[], lis
 
 def missing(room: str, name: str) -> str:
     """Say where a missing name is, or list names that begin like it, and the public packages."""
-    places = _places()
+    room_of = _rooms_by_name()
     start = name[:5].lower()
-    like = [known for known in places if any(word.startswith(start) for word in known.split("_"))]
-    chosen = [name] if name in places else sorted(like, key=lambda known: places[known] != room)[:5]
-    expected = ", ".join(f"{places[known]}.{known}" for known in chosen) or f"one of dir({room})"
+    like = [each for each in room_of if any(word.startswith(start) for word in each.split("_"))]
+    if name in room_of:
+        suggestions = [name]
+    else:
+        suggestions = sorted(like, key=lambda each: room_of[each] != room)[:5]
+    expected = ", ".join(f"{room_of[each]}.{each}" for each in suggestions)
+    expected = expected or f"one of dir({room})"
     rooms = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.pyi"))
     return (
         f"{room}.{name}: got a name that is not there, expected {expected}. "
@@ -41,7 +47,7 @@ def missing(room: str, name: str) -> str:
 
 
 @cache
-def _places() -> dict[str, str]:
+def _rooms_by_name() -> dict[str, str]:
     """Return the package that exports each public name, `lim_jax` itself where it does."""
     doors = [*sorted(PACKAGE.glob("*/__init__.pyi")), PACKAGE / "__init__.pyi"]
     return {

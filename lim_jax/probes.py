@@ -102,12 +102,12 @@ def tail_index(samples: Float[Array, " samples"]) -> Estimate:
     bad = ~(jnp.isfinite(samples) & (samples >= 0))
     message = "samples: expected finite numbers from 0 on, got others. Pass sizes, such as norms."
     samples = error_if(samples, bad, message)
-    kept = math.isqrt(samples.size)
+    num_largest = math.isqrt(samples.size)
     if samples.size == 1:
         return Estimate(jnp.zeros_like(samples[0]), jnp.full_like(samples[0], jnp.inf))
-    largest = jax.lax.top_k(samples, kept + 1)[0]
+    largest = jax.lax.top_k(samples, num_largest + 1)[0]
     index = 1 / jnp.where(largest == largest[-1], 0, jnp.log(largest / largest[-1]))[:-1].mean()
-    return Estimate(index, jnp.where(index > 0, index / math.sqrt(kept), jnp.inf))
+    return Estimate(index, jnp.where(index > 0, index / math.sqrt(num_largest), jnp.inf))
 
 
 def gaussian_probes(count: int, width: int, *, key: Key[Array, ""]) -> Probes:

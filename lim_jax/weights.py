@@ -200,8 +200,8 @@ class HalfLayers(eqx.Module):
 
         def wide(leaf: Any) -> Any:
             """Upcast a leaf of 16-bit integers that stand for half precision."""
-            held = eqx.is_array(leaf) and leaf.dtype == jnp.uint16
-            return _from_bits(leaf, self.precision) if held else leaf
+            is_bits = eqx.is_array(leaf) and leaf.dtype == jnp.uint16
+            return _from_bits(leaf, self.precision) if is_bits else leaf
 
         return jax.tree.map(wide, no_derivative(self.layers, HELD))
 
@@ -213,10 +213,10 @@ def _from_bits(bits: UInt16[Array, "..."], precision: str) -> Float[Array, "..."
     bits = bits.astype(jnp.uint32)
     if precision == "bfloat16":
         return jax.lax.bitcast_convert_type(bits << 16, jnp.float32)
-    rest = bits & 0x7FFF  # of float16, without the sign
-    normal = jax.lax.bitcast_convert_type((rest << 13) + (112 << 23), jnp.float32)
-    size = jnp.where(rest < 1 << 10, rest.astype(jnp.float32) * 2.0**-24, normal)
-    return jnp.where(bits > rest, -size, size)
+    magnitude = bits & 0x7FFF  # of float16, without the sign
+    normal = jax.lax.bitcast_convert_type((magnitude << 13) + (112 << 23), jnp.float32)
+    size = jnp.where(magnitude < 1 << 10, magnitude.astype(jnp.float32) * 2.0**-24, normal)
+    return jnp.where(bits > magnitude, -size, size)
 
 
 def like_of(layers: PyTree) -> PyTree:
@@ -383,8 +383,8 @@ def gather_rows(rows: Rows, numbers: Int[Array, " some"]) -> Float[Array, "some 
     rows
         The matrix: an array, `HalfRows` or `FetchedRows`.
     numbers
-        Row numbers along one axis. One beyond the last row means the last row, as in JAX's own
-        indexing.
+        Row numbers along one axis. As in JAX's own indexing, those below zero count from the last
+        row, and one outside the matrix means the row at its end.
 
     Returns
     -------
@@ -395,8 +395,9 @@ def gather_rows(rows: Rows, numbers: Int[Array, " some"]) -> Float[Array, "some 
         return _from_bits(rows.bits[numbers], rows.precision)
     if not isinstance(rows, FetchedRows):
         return rows[numbers]
-    # As in JAX's own indexing, a number outside the matrix means the row at its end.
-    known = jnp.clip(numbers, 0, rows.shape[0] - 1)
+    # As in JAX's own indexing.
+    size = rows.shape[0]
+    known = jnp.clip(jnp.where(numbers < 0, numbers + size, numbers), 0, size - 1)
     return rows.fetch(rows.source.gather, (*numbers.shape, rows.shape[1]), known)
 
 

@@ -65,7 +65,7 @@ print(answered)
 # %%
 suspect = answered.parts[0]
 (span,) = (one for one in answered.context.spans if one.name == suspect.name)
-strongest = span.places[np.argsort(-answered.tokens[span.places])[:5]]
+strongest = span.positions[np.argsort(-answered.tokens[span.positions])[:5]]
 for place in sorted(strongest.tolist()):
     print(f"{answered.context.tokens[place]!r:14}{answered.tokens[place]:+.3f}")
 

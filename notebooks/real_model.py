@@ -165,11 +165,11 @@ documents = [
     lim.prompts.Document("Market", "The market is held on Thursdays."),
 ]
 question = "Who founded the observatory?"
-laid = lim.prompts.document_prompt(documents, question)
+layout = lim.prompts.document_prompt(documents, question)
 if model.chat_template is not None:  # as the model's publisher lays out a chat
     chat = [{"role": "user", "content": question}]
-    laid = lim.prompts.chat_prompt(chat, model.chat_template, documents)
-prompt = lim.prompts.unanswered(laid, tokenizer)
+    layout = lim.prompts.chat_prompt(chat, model.chat_template, documents)
+prompt = lim.prompts.unanswered(layout, tokenizer)
 (context,) = lim.prompts.self_answered([prompt], model, "margin", tokens=12)
 said = lim.checkpoints.texts_of_ids(context.window, tokenizer)[prompt.length :]
 print("answer:", "".join(said).strip())
@@ -177,7 +177,7 @@ print("answer:", "".join(said).strip())
     network, [context.window], ask=[context.weights], loss=CausalLM.margin_loss
 )
 for span in context.spans:
-    print(f"{span.name:12} {energy[span.places].sum() / energy.sum():5.1%} of the influence")
+    print(f"{span.name:12} {energy[span.positions].sum() / energy.sum():5.1%} of the influence")
 
 # %% [markdown]
 # In a notebook `lim.report.show`, as the last line of a cell, shows the page of it: every token

@@ -143,7 +143,7 @@ def profile():
     """The influence of a published network's contexts, of token numbers, in half precision."""
     with tempfile.TemporaryDirectory() as folder:
         path = publishers.write(Path(folder), publishers.CONFIGS["gpt2"])
-        model = models.load(path, kept="bfloat16", compute="bfloat16")
+        model = models.load(path, storage_dtype="bfloat16", compute="bfloat16")
     arrays, static = eqx.partition(model, eqx.is_array)
 
     def job(arrays, windows):

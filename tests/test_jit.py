@@ -22,7 +22,7 @@ UNKNOWN = {"xla_of_another_version": 1}
 def ask(monkeypatch, options):
     """Have XLA asked for other options than ours, without knowing beforehand what it has."""
     monkeypatch.setattr(_jit, "WIDE_VECTORS", options)
-    monkeypatch.setattr(_jit, "_options", cache(_jit._options.__wrapped__))
+    monkeypatch.setattr(_jit, "_compiler_options", cache(_jit._compiler_options.__wrapped__))
 
 
 def test_xla_gets_our_options_of_a_program(monkeypatch, tmp_path):
@@ -33,9 +33,9 @@ def test_xla_gets_our_options_of_a_program(monkeypatch, tmp_path):
 
 
 def test_an_xla_without_an_option_is_not_asked_for_it(monkeypatch):
-    assert _jit._options() == {"xla_cpu_prefer_vector_width": 512}
+    assert _jit._compiler_options() == {"xla_cpu_prefer_vector_width": 512}
     ask(monkeypatch, UNKNOWN)
-    assert filter_jit(lambda x: 3 * x)(jnp.array(2.0)) == 6 and _jit._options() is None
+    assert filter_jit(lambda x: 3 * x)(jnp.array(2.0)) == 6 and _jit._compiler_options() is None
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from reference.networks import (
 )
 
 import lim_jax as lim
-from lim_jax._linear import at, of_many, set_on
+from lim_jax._linear import at, batched_primitive, set_on
 from lim_jax.loss import last_token
 from lim_jax.network.continuous_flow import LayerwiseControl
 from lim_jax.observability import gramian, trace_estimates
@@ -183,7 +183,7 @@ def test_what_a_primitive_was_lowered_to_is_remembered():
         traced.append(exponent)
         return [points[0] ** exponent]
 
-    power = of_many("a power", powers)
+    power = batched_primitive("a power", powers)
     set_on("cpu", power, lambda exponent: max(exponent, 2))
 
     def lowered(exponent):

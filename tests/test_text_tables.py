@@ -28,7 +28,8 @@ def test_columns_stand_below_one_another():
 
 def test_those_of_answers_do():
     parts = [{"name": one, "kind": "document", "score": 0.5} for one in ("市場", "市", "b")]
-    about = {"method": "mask-path", "foil": "", "cut": False, "given": None, "answer": "a"}
+    about = {"question": "", "answer": "a", "cut": False, "foil": "", "given": None}
+    about["method"] = "mask-path"
     compared = compare_answers({**about, "parts": parts}, {**about, "parts": parts})
     *_, head, first, second, third = str(compared).splitlines()
     assert head == "score    first  second  difference"

@@ -195,10 +195,12 @@ def test_rows_are_gathered_each_once_and_sliced_at_once():
     assert read[4:] == [(4, 7)]
 
 
-def test_numbers_beyond_a_table_are_those_of_its_ends():
+def test_numbers_beyond_a_table_and_below_zero_are_read_as_by_jax():
     table = weights.FetchedRows(jnp.zeros(1), row_source("float64"))
-    found = weights.gather_rows(table, jnp.array([9, -1]))
-    np.testing.assert_array_equal(found, TABLE[[6, 0]])
+    numbers = jnp.array([9, 7, -1, -7, -8, -20])
+    found = weights.gather_rows(table, numbers)
+    np.testing.assert_array_equal(found, jax.device_put(TABLE)[numbers])
+    np.testing.assert_array_equal(found[2], TABLE[-1])
 
 
 def test_a_layer_that_could_not_be_read_is_read_again():

@@ -56,11 +56,11 @@ def random_ablations(records: int, count: int, seed: int) -> Bool[np.ndarray, "c
         cure="Take fewer sets: there are no more that differ.",
     )
     rng = np.random.default_rng(seed)
-    drawn = {}
-    while len(drawn) < count:
+    by_bytes = {}
+    while len(by_bytes) < count:
         rows = rng.integers(2, size=(count, records)).astype(bool)
-        drawn |= {row.tobytes(): row for row in rows if row.tobytes() not in drawn}
-    return np.stack(list(drawn.values())[:count])
+        by_bytes |= {row.tobytes(): row for row in rows if row.tobytes() not in by_bytes}
+    return np.stack(list(by_bytes.values())[:count])
 
 
 def ablated_text(prompt: Prompt, kept: Bool[Array | np.ndarray, " records"]) -> str:
@@ -78,9 +78,9 @@ def ablated_text(prompt: Prompt, kept: Bool[Array | np.ndarray, " records"]) -> 
 
     Examples
     --------
-    >>> from lim_jax.tasks.prompts import laid_out
+    >>> from lim_jax.tasks.prompts import join_pieces
     >>> pieces = [("{", False), ("a", True), (", ", False), ("b", True), ("; ", False), ("c", True)]
-    >>> prompt = laid_out([*pieces, ("}", False)], "", [0])
+    >>> prompt = join_pieces([*pieces, ("}", False)], "", [0])
     >>> ablated_text(prompt, np.array([True, False, True]))
     '{a; c}'
     >>> ablated_text(prompt, np.array([False, True, True]))
@@ -91,10 +91,10 @@ def ablated_text(prompt: Prompt, kept: Bool[Array | np.ndarray, " records"]) -> 
     ends = [0, *(end for _, end in spans)]
     before = text[: spans[0][0]]
     after = text[spans[-1][1] :]
-    chosen = np.flatnonzero(kept)
+    numbers = np.flatnonzero(kept)
     parts = [
         text[spans[number][0] if rank == 0 else ends[number] : spans[number][1]]
-        for rank, number in enumerate(chosen)
+        for rank, number in enumerate(numbers)
     ]
     return before + "".join(parts) + after
 
@@ -143,17 +143,17 @@ def read_answers(
     rows = [
         np.concatenate([ids, answer[:-1]]) for ids, answer in zip(contexts, answers, strict=True)
     ]
-    found = np.zeros(len(rows), np.dtype(model.embedding.dtype))
+    log_probabilities = np.zeros(len(rows), np.dtype(model.embedding.dtype))
     likeliest = np.zeros(len(rows), np.int32)
-    for numbers, size in _together(model, [len(row) for row in rows], sizes):
-        ids = np.stack([_padded(rows[number], size) for number in numbers])
+    for numbers, size in _chunks(model, [len(row) for row in rows], sizes):
+        ids = np.stack([_pad(rows[number], size) for number in numbers])
         y = targets_of(
             model, [contexts[n] for n in numbers], [answers[n] for n in numbers], queries
         )
         # What fills a chunk up is no work of any method.
         logs, first = watch(name, len(set(numbers)), _read, model, jax.device_put(ids), y)
-        found[numbers], likeliest[numbers] = logs, first
-    return found, likeliest
+        log_probabilities[numbers], likeliest[numbers] = logs, first
+    return log_probabilities, likeliest
 
 
 def targets_of(
@@ -164,16 +164,16 @@ def targets_of(
 ) -> Targets:
     """The targets of answers after contexts, with a leading axis of these."""
     dtype = np.dtype(model.embedding.dtype)
-    weights = [_padded(np.full(len(answer), 1 / len(answer), dtype), queries) for answer in answers]
-    places = [
-        _padded(np.arange(len(answer), dtype=np.int32) + len(ids) - 1, queries)
+    weights = [_pad(np.full(len(answer), 1 / len(answer), dtype), queries) for answer in answers]
+    positions = [
+        _pad(np.arange(len(answer), dtype=np.int32) + len(ids) - 1, queries)
         for ids, answer in zip(contexts, answers, strict=True)
     ]
-    targets = [_padded(np.asarray(answer, np.int32), queries) for answer in answers]
-    return Targets(*jax.device_put(tuple(map(np.stack, (targets, weights, places)))))
+    targets = [_pad(np.asarray(answer, np.int32), queries) for answer in answers]
+    return Targets(*jax.device_put(tuple(map(np.stack, (targets, weights, positions)))))
 
 
-def _padded(row: np.ndarray, size: int) -> np.ndarray:
+def _pad(row: np.ndarray, size: int) -> np.ndarray:
     return np.pad(row, (0, size - len(row)))
 
 
@@ -183,17 +183,17 @@ def _read(
 ) -> tuple[Float[Array, " rows"], Int[Array, " rows"]]:
     """The answers' log-probabilities, and the likeliest id at the first place that is asked."""
 
-    def of_row(ids: Int[Array, " size"], y: Targets) -> tuple[Float[Array, ""], Int[Array, ""]]:
+    def read_row(ids: Int[Array, " size"], y: Targets) -> tuple[Float[Array, ""], Int[Array, ""]]:
         x = model.embed(ids)
         grid = token_grid(ids.shape[0], x.dtype)
-        logits = model.readout(model.flow(x, grid)[y.places], grid)
+        logits = model.readout(model.flow(x, grid)[y.positions], grid)
         logs = jnp.take_along_axis(jax.nn.log_softmax(logits), y.targets[:, None], axis=1)[:, 0]
         return jnp.sum(jnp.where(y.weights > 0, logs, 0)), jnp.argmax(logits[0])
 
-    return jax.vmap(of_row)(ids, y)
+    return jax.vmap(read_row)(ids, y)
 
 
-def _together(
+def _chunks(
     model: CausalLM, lengths: Sequence[int], sizes: Sequence[int]
 ) -> list[tuple[list[int], int]]:
     """Which rows go together, and the size that they are padded to."""
@@ -236,7 +236,7 @@ def ids_of_texts(texts: Sequence[str], tokenizer: Any = None) -> list[Int[np.nda
     """The ids of texts, which a tokenizer reads side by side; of None, bytes of UTF-8."""
     if tokenizer is None:
         return [encode_text(text).ids for text in texts]
-    return [np.asarray(one.ids, np.int32) for one in tokenizer.encode_batch(list(texts))]
+    return [np.asarray(encoding.ids, np.int32) for encoding in tokenizer.encode_batch(list(texts))]
 
 
 class Ablated:
@@ -257,9 +257,9 @@ class Ablated:
     --------
     >>> from functools import partial
     >>> from lim_jax.models import byte_model
-    >>> from lim_jax.tasks.prompts import laid_out
+    >>> from lim_jax.tasks.prompts import join_pieces
     >>> model = byte_model(20, width=4, depth=1, key=jax.random.key(0))
-    >>> prompt = laid_out([("a", True), (" ", False), ("b", True), ("?", False)], "", [0])
+    >>> prompt = join_pieces([("a", True), (" ", False), ("b", True), ("?", False)], "", [0])
     >>> of = Ablated([prompt], [np.array([97])], None, partial(read_answers, model))
     >>> [one.shape for one in of([np.array([[True, True], [False, True]])])]
     [(2,)]
@@ -283,8 +283,8 @@ class Ablated:
         if new:
             texts = [ablated_text(self._prompts[n], np.frombuffer(row, bool)) for n, row in new]
             contexts = ids_of_texts(texts, self._tokenizer)
-            found, _ = self._read(contexts, [self._answers[n] for n, _ in new], **options)
-            self._known.update(zip(new, found.tolist(), strict=True))
+            values, _ = self._read(contexts, [self._answers[n] for n, _ in new], **options)
+            self._known.update(zip(new, values.tolist(), strict=True))
         return [np.array([self._known[row] for row in part]) for part in rows]
 
 
@@ -305,8 +305,8 @@ def without_the_first(
     >>> without_the_first(np.array([2, 0, 1]), [1, 2]).tolist()
     [[True, True, False], [False, True, False]]
     """
-    places = np.argsort(np.asarray(ranking))
-    return places[None, :] >= np.asarray(counts)[:, None]
+    ranks = np.argsort(np.asarray(ranking))
+    return ranks[None, :] >= np.asarray(counts)[:, None]
 
 
 def datamodeling_score(
@@ -337,9 +337,9 @@ def datamodeling_score(
     1.0
     """
     sums = np.asarray(scores) @ np.asarray(kept).T.astype(float)
-    judged = np.broadcast_to(np.asarray(values), sums.shape)
-    alike = (np.ptp(sums, axis=-1) == 0) | (np.ptp(judged, axis=-1) == 0)
-    return np.where(alike, 0, rank_correlation(sums, judged))
+    repeated_values = np.broadcast_to(np.asarray(values), sums.shape)
+    constant = (np.ptp(sums, axis=-1) == 0) | (np.ptp(repeated_values, axis=-1) == 0)
+    return np.where(constant, 0, rank_correlation(sums, repeated_values))
 
 
 def sparse_regression(

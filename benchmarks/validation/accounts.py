@@ -18,7 +18,7 @@ from benchmarks.validation.retrievers import (
     MARGIN_LOSS,
     Retrievers,
     Setting,
-    asked,
+    answer_batch,
     draw,
 )
 from lim_jax._jit import filter_jit
@@ -43,28 +43,28 @@ def influence_record(setting: Setting, models: Retrievers, test: Example) -> dic
     """
     grid = token_grid(setting.task.length)
     regions = boundary_regions(grid, DELTA).without([grid.size - 1])
-    found = _influences(models, test, regions)
-    return {name: np.asarray(part).tolist() for name, part in found.items()}
+    influences = _influences(models, test, regions)
+    return {name: np.asarray(part).tolist() for name, part in influences.items()}
 
 
 @filter_jit
 def _influences(models: Retrievers, test: Example, regions: Regions) -> dict[str, Array]:
     """Of every seed, along a leading axis."""
 
-    def of_one(model: Retrievers) -> dict[str, Array]:
+    def influence_of_model(model: Retrievers) -> dict[str, Array]:
         parts = {}
         for name, loss in (("answer", ANSWER_LOSS), ("margin", MARGIN_LOSS)):
-            energies = adjoint_energies(loss, model, asked(test), regions.grid)
-            found = Influence.from_energies(energies, regions)
-            of_records = found.energy[:-1].reshape(-1, 2).sum(axis=1)
+            energies = adjoint_energies(loss, model, answer_batch(test), regions.grid)
+            influence = Influence.from_energies(energies, regions)
+            record_energies = influence.energy[:-1].reshape(-1, 2).sum(axis=1)
             parts |= {
-                f"{name}_lim": found.indices().lim,
-                f"{name}_total": found.total,
-                f"{name}_records": of_records / of_records.mean(),
+                f"{name}_lim": influence.indices().lim,
+                f"{name}_total": influence.total,
+                f"{name}_records": record_energies / record_energies.mean(),
             }
         return parts
 
-    return eqx.filter_vmap(of_one)(models)
+    return eqx.filter_vmap(influence_of_model)(models)
 
 
 def explained_record(
@@ -74,9 +74,9 @@ def explained_record(
 
     Of `count` contexts of the uniform law.
     """
-    of_batch, of_norms = jax.random.split(key)
+    batch_key, norms_key = jax.random.split(key)
     batch = setting._replace(batch=count)
-    examples = draw(batch, uniform_law(setting.task.records), key=of_batch)
+    examples = draw(batch, uniform_law(setting.task.records), key=batch_key)
     windows = jnp.asarray(examples.window)
     grid = token_grid(setting.task.length)
     regions = boundary_regions(grid, DELTA)
@@ -87,18 +87,18 @@ def explained_record(
     certificates = []
     for number in range(seeds):
         leaves = jax.tree.map(lambda leaf: np.asarray(leaf)[number], arrays)  # noqa: B023
-        one = eqx.combine(jax.device_put(leaves), static)
-        found = explain(one, windows, asks, regions, key=of_norms, certificates="all")
-        channels.append(found.regional.energies.tolist())
+        model = eqx.combine(jax.device_put(leaves), static)
+        explanation = explain(model, windows, asks, regions, key=norms_key, certificates="all")
+        channels.append(explanation.regional.energies.tolist())
         certificates.append(
             {
-                one.name: {
-                    "holds": one.holds,
-                    "margin": one.margin,
-                    "vacuous": bool(one.vacuous),
-                    "concluded": one.concluded,
+                certificate.name: {
+                    "holds": certificate.holds,
+                    "margin": certificate.margin,
+                    "vacuous": bool(certificate.vacuous),
+                    "concluded": certificate.concluded,
                 }
-                for one in found.certificates
+                for certificate in explanation.certificates
             }
         )
     return {
@@ -126,18 +126,18 @@ def _evidence(
     records = setting.task.records
     grid = token_grid(setting.task.length)
     pools = record_weights(jnp.asarray(examples.records[0]), grid.weights, records)
-    ids, y = asked(examples)
+    ids, y = answer_batch(examples)
 
-    def of_one(model: CausalLM) -> tuple[Array, Array]:
-        def of_example(ids: Int[Array, " length"], y: Targets, gold: Int[Array, ""]):
+    def shares_of_model(model: CausalLM) -> tuple[Array, Array]:
+        def shares_of_example(ids: Int[Array, " length"], y: Targets, gold: Int[Array, ""]):
             example = model.embed(ids), y
             margin = partial(CausalLM.margin_loss.terminal, model)
             hops = attention_hops(model.flow, margin, example, grid, setting.depth)[0]
-            whole = jnp.sum(hops.sum(axis=0) ** 2, axis=1) @ pools.T
+            total = jnp.sum(hops.sum(axis=0) ** 2, axis=1) @ pools.T
             by_hop = jnp.sum(hops**2, axis=2) @ pools.T
-            return whole[gold] / whole.sum(), by_hop[:, gold] / by_hop[:, gold].sum()
+            return total[gold] / total.sum(), by_hop[:, gold] / by_hop[:, gold].sum()
 
-        found = jax.vmap(of_example)(ids, y, jnp.asarray(examples.gold[:, 0]))
-        return jax.tree.map(lambda values: values.mean(axis=0), found)
+        shares = jax.vmap(shares_of_example)(ids, y, jnp.asarray(examples.gold[:, 0]))
+        return jax.tree.map(lambda values: values.mean(axis=0), shares)
 
-    return eqx.filter_vmap(of_one)(models)
+    return eqx.filter_vmap(shares_of_model)(models)

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from lim_jax.tasks.prompts import Prompt, laid_out, moved
+from lim_jax.tasks.prompts import Prompt, join_pieces, move_record
 
 TASK = "Answer the question by the documents below. Only some of them are about it.\n"
 
@@ -58,7 +58,7 @@ def question_prompt(data: Question, place: int | None = None) -> Prompt:
     """
     place = data.gold if place is None else place
     pieces = [(TASK, False)]
-    for number, (title, text) in enumerate(moved(data.documents, data.gold, place), 1):
+    for number, (title, text) in enumerate(move_record(data.documents, data.gold, place), 1):
         pieces += [("\n", False), (f"[{number}] {title}: {text}", True)]
     pieces.append((f"\n\nQuestion: {data.question}\nAnswer:", False))
-    return laid_out(pieces, f" {data.answers[0]}", [place])
+    return join_pieces(pieces, f" {data.answers[0]}", [place])

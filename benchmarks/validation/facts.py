@@ -58,10 +58,10 @@ def draw_facts(count: int, seed: int) -> Question:
     rng = np.random.default_rng(seed)
     names = [NAMES[number] for number in rng.permutation(len(NAMES))[:count]]
     facts = [FACTS[number] for number in rng.permutation(kinds)[:count]]
-    said = [str(rng.choice(things.split())) for _, _, things in facts]
+    chosen_things = [str(rng.choice(things.split())) for _, _, things in facts]
     gold = int(rng.integers(count))
     documents = tuple(
         (name, says.format(thing))
-        for name, (says, _, _), thing in zip(names, facts, said, strict=True)
+        for name, (says, _, _), thing in zip(names, facts, chosen_things, strict=True)
     )
-    return Question(facts[gold][1].format(names[gold]), (said[gold],), documents, gold)
+    return Question(facts[gold][1].format(names[gold]), (chosen_things[gold],), documents, gold)

@@ -34,21 +34,21 @@ def faithfulness_against_cost(kinds: Mapping[str, Record], title: str) -> Figure
     """
     figure = ShownFigure(2 + 2.2 * len(kinds), 6.2)
     grid = figure.subplots(len(SHOWN), len(kinds), sharex=True, sharey="row", squeeze=False)
-    names = [name for one in kinds.values() for name in one["costs"] if name not in LEFT_OUT]
+    names = [name for record in kinds.values() for name in record["costs"] if name not in LEFT_OUT]
     # The mask gradient has the first colour.
     names = sorted(dict.fromkeys(names), key=lambda name: not name.startswith("mask-"))
     series = [_series(name) for name in names if name != RANDOM]
     styles = {name: number for number, name in enumerate(dict.fromkeys(series))}
-    for column, (kind, one) in enumerate(kinds.items()):
+    for column, (kind, record) in enumerate(kinds.items()):
         for row, measure in enumerate(SHOWN):
             axes = grid[row, column]
-            _draw(axes, one, measure, styles)
-            floor = one["measures"][RANDOM][measure]["value"]
+            _draw(axes, record, measure, styles)
+            floor = record["measures"][RANDOM][measure]["value"]
             axes.axhline(floor, color="black", linestyle=":", linewidth=1, label=RANDOM)
             if column == 0:
                 axes.set_ylabel(measure if row == 0 else f"{measure} (nats)", fontsize=8)
         where = kind.replace(", ", "\n")
-        grid[0, column].set_title(f"{where}\nn = {one['judged']}", fontsize=8)
+        grid[0, column].set_title(f"{where}\nn = {record['judged']}", fontsize=8)
         grid[-1, column].set_xlabel("cost in forward passes", fontsize=8)
     figure.suptitle(title, fontsize=10)
     legend_below(figure, columns=4)
@@ -60,16 +60,16 @@ def _series(name: str) -> str:
     return "mask gradient and path" if name.startswith("mask-") else name.partition(" on ")[0]
 
 
-def _draw(axes: Axes, one: Record, measure: str, styles: Mapping[str, int]) -> None:
+def _draw(axes: Axes, record: Record, measure: str, styles: Mapping[str, int]) -> None:
     for series, style in styles.items():
-        found = sorted(
-            (Cost(**one["costs"][name]).total, *interval[measure].values())
-            for name, interval in one["measures"].items()
+        points = sorted(
+            (Cost(**record["costs"][name]).total, *interval[measure].values())
+            for name, interval in record["measures"].items()
             if _series(name) == series
         )
-        if not found:
+        if not points:
             continue
-        costs, values, lows, highs = zip(*found, strict=True)
+        costs, values, lows, highs = zip(*points, strict=True)
         below = [value - low for value, low in zip(values, lows, strict=True)]
         above = [high - value for value, high in zip(values, highs, strict=True)]
         # Those that cost the same stand beside one another.

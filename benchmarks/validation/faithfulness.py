@@ -187,10 +187,10 @@ def explained_of(record: dict[str, Any]) -> Explained:
 
 def attributions(setting: FaithfulnessSetting) -> list[str]:
     """The names of all that are made, in the order of `Explained.scores`."""
-    fitted = [f"ContextCite on {count}" for count in setting.fitted]
+    regressions = [f"ContextCite on {count}" for count in setting.fitted]
     paths = [PATH, ROLLOUT] if setting.steps else []
-    masks = [one.name for one in variants_of(setting)]
-    return [*IN_WORDS, *paths, LEAVE_ONE_OUT, *fitted, RANDOM, *masks]
+    masks = [variant.name for variant in variants_of(setting)]
+    return [*IN_WORDS, *paths, LEAVE_ONE_OUT, *regressions, RANDOM, *masks]
 
 
 def variants_of(setting: FaithfulnessSetting) -> list[MaskVariant]:
@@ -231,7 +231,7 @@ def explain_prompts(
     Returns
     -------
     tuple
-        The prompts, of which the n-th is of kind ``n % kinds``; and by name, of `Stopwatch.found`,
+        The prompts, of which the n-th is of kind ``n % kinds``; and by name, of `Stopwatch.totals`,
         seconds and for how many contexts or gradients.
 
     Raises
@@ -245,23 +245,25 @@ def explain_prompts(
     require_extra("sklearn", "faithfulness")
     job = job_of(model, tokenizer, setting, end)
 
-    def explained(first: int) -> dict[str, Any]:
+    def explain_chunk(first: int) -> dict[str, Any]:
         numbers = list(range(first, first + setting.at_once))
-        job.watch.found.clear()
-        found = _explained(job, [job.prompts[number] for number in numbers], numbers)
-        return {"prompts": [one.record() for one in found], "seconds": dict(job.watch.found)}
+        job.watch.totals.clear()
+        prompts = _explain(job, [job.prompts[number] for number in numbers], numbers)
+        seconds = dict(job.watch.totals)
+        return {"prompts": [prompt.record() for prompt in prompts], "seconds": seconds}
 
     firsts = range(0, setting.prompts, setting.at_once)
-    chunks = {str(first): partial(explained, first) for first in firsts}
+    chunks = {str(first): partial(explain_chunk, first) for first in firsts}
     run = {"function": "explain_prompts", **job.run}
-    found = list(each_once(chunks, checkpoint, run, progress).values())
-    return [explained_of(prompt) for one in found for prompt in one["prompts"]], seconds_of(found)
+    results = list(each_once(chunks, checkpoint, run, progress).values())
+    prompts = [explained_of(prompt) for chunk in results for prompt in chunk["prompts"]]
+    return prompts, seconds_of(results)
 
 
 def seconds_of(chunks: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
     """The sums of chunks' seconds, and for how many things these were, by name."""
     seconds: dict[str, list[float]] = {}
-    for name, (took, things) in (item for one in chunks for item in one["seconds"].items()):
+    for name, (took, things) in (item for chunk in chunks for item in chunk["seconds"].items()):
         before = seconds.get(name, [0.0, 0])
         seconds[name] = [before[0] + took, before[1] + things]
     return seconds
@@ -286,8 +288,8 @@ def _ends(model: CausalLM, tokenizer: Any, end: Iterable[int]) -> list[int]:
     if tokenizer is None:
         spelt = [ord(mark) for mark in ENDS]
     else:
-        texts = tokenizer.decode_batch([[one] for one in range(model.vocabulary)])
-        spelt = [one for one, text in enumerate(texts) if any(mark in text for mark in ENDS)]
+        texts = tokenizer.decode_batch([[number] for number in range(model.vocabulary)])
+        spelt = [number for number, text in enumerate(texts) if any(mark in text for mark in ENDS)]
     return sorted({*spelt, *end})
 
 
@@ -348,7 +350,7 @@ def job_of(
         cure="Pass one of these.",
     )
     prompts = [drawn_prompt(setting, number) for number in range(setting.prompts)]
-    ids = ids_of_texts([one.text for one in prompts], tokenizer)
+    ids = ids_of_texts([prompt.text for prompt in prompts], tokenizer)
     ends = _ends(model, tokenizer, end)
     size = context_size(model, max(map(len, ids)) + setting.tokens - 1)
     run = {
@@ -359,57 +361,57 @@ def job_of(
     return Job(model, tokenizer, setting, prompts, ends, Stopwatch(), size, run)
 
 
-def _explained(job: Job, prompts: list[Prompt], numbers: list[int]) -> list[Explained]:
+def _explain(job: Job, prompts: list[Prompt], numbers: list[int]) -> list[Explained]:
     """Some of the prompts together."""
     setting = job.setting
-    fitted = max(job.setting.fitted)
+    num_fitted = max(job.setting.fitted)
     contexts = [encode_text(prompt.text, job.tokenizer) for prompt in prompts]
-    said = answers_of(job, [context.ids for context in contexts])
-    of = Ablated(prompts, said, job.tokenizer, job.read)
+    answers = answers_of(job, [context.ids for context in contexts])
+    of = Ablated(prompts, answers, job.tokenizer, job.read)
     counts = [len(prompt.spans) for prompt in prompts]
-    drawn = [
-        random_ablations(count, fitted + setting.held_out, number)
+    ablations_by_prompt = [
+        random_ablations(count, num_fitted + setting.held_out, number)
         for count, number in zip(counts, numbers, strict=True)
     ]
-    whole = of([np.ones((1, count), bool) for count in counts], name="whole contexts")
+    whole_values = of([np.ones((1, count), bool) for count in counts], name="whole contexts")
     alone = of([~np.eye(count, dtype=bool) for count in counts], name=LEAVE_ONE_OUT)
-    values = of(drawn, name="ablations")
+    values = of(ablations_by_prompt, name="ablations")
     gradients = [
-        _of_whole_context(job, context_of_prompt(*asked))
-        for asked in zip(prompts, contexts, said, strict=True)
+        _attribute_whole_context(job, context_of_prompt(*parts))
+        for parts in zip(prompts, contexts, answers, strict=True)
     ]
     rngs = [np.random.default_rng([number, 1]) for number in numbers]
     scores = [
         _in_order(
             setting,
             gradients[n],
-            whole[n] - alone[n],
-            drawn[n],
+            whole_values[n] - alone[n],
+            ablations_by_prompt[n],
             values[n],
-            len(said[n]),
+            len(answers[n]),
             rngs[n].uniform(size=count),
         )
         for n, count in enumerate(counts)
     ]
     # Parts whose scores tie, such as those that a regression leaves out, in any order.
     chances = [rng.permutation(count) for rng, count in zip(rngs, counts, strict=True)]
-    taken = [
+    kept_without_first = [
         np.concatenate(
             [without_the_first(np.lexsort((chance, -row)), setting.taken_out) for row in rows]
         )
         for chance, rows in zip(chances, scores, strict=True)
     ]
-    left = of(taken, name="drops")
+    values_without = of(kept_without_first, name="drops")
     return [
         Explained(
-            prompt.answer.strip() in "".join(texts_of_ids(said[n], job.tokenizer)),
-            len(said[n]),
+            prompt.answer.strip() in "".join(texts_of_ids(answers[n], job.tokenizer)),
+            len(answers[n]),
             len(contexts[n].ids),
-            float(whole[n][0]),
+            float(whole_values[n][0]),
             scores[n],
-            whole[n] - left[n].reshape(-1, len(setting.taken_out)),
-            drawn[n][fitted:],
-            values[n][fitted:],
+            whole_values[n] - values_without[n].reshape(-1, len(setting.taken_out)),
+            ablations_by_prompt[n][num_fitted:],
+            values[n][num_fitted:],
         )
         for n, prompt in enumerate(prompts)
     ]
@@ -423,46 +425,51 @@ def answers_of(job: Job, contexts: list[Int[np.ndarray, " _"]]) -> list[Int[np.n
     for _ in range(job.setting.tokens):
         _, likeliest = job.read(rows, [ids[-1:] for ids in rows], name="answers")
         rows = [
-            np.append(ids, one).astype(np.int32) if goes else ids
-            for ids, one, goes in zip(rows, likeliest, going, strict=True)
+            np.append(ids, answer).astype(np.int32) if goes else ids
+            for ids, answer, goes in zip(rows, likeliest, going, strict=True)
         ]
         going = [
             goes and int(ids[-1]) not in job.ends for ids, goes in zip(rows, going, strict=True)
         ]
         if not any(going):
             break
-    said = [ids[length:] for ids, length in zip(rows, lengths, strict=True)]
-    return [one[:-1] if len(one) > 1 and int(one[-1]) in job.ends else one for one in said]
+    answers = [ids[length:] for ids, length in zip(rows, lengths, strict=True)]
+    return [
+        answer[:-1] if len(answer) > 1 and int(answer[-1]) in job.ends else answer
+        for answer in answers
+    ]
 
 
-def _of_whole_context(job: Job, context: Context) -> dict[str, Parts]:
+def _attribute_whole_context(job: Job, context: Context) -> dict[str, Parts]:
     """The attributions that read the whole context only, by name."""
     setting = job.setting
-    found = {}
+    by_name = {}
     for name, method in METHODS.items():
         if name in IN_WORDS:
-            found[name] = job.watched("word gradients", 1, method, context)
+            by_name[name] = job.watched("word gradients", 1, method, context)
         elif setting.steps:
-            found[name] = job.watched(name, 1, method, context)
-    found[SIZE] = np.abs(found[PRODUCT])
+            by_name[name] = job.watched(name, 1, method, context)
+    by_name[SIZE] = np.abs(by_name[PRODUCT])
     for variant in variants_of(setting):
         scores = job.watched("mask gradients", len(variant.weights), variant, context)
         # A loss is the mean over the answer's tokens: a score is in nats of the whole answer.
-        found[variant.name] = np.count_nonzero(context.weights) * scores
-    return found
+        by_name[variant.name] = np.count_nonzero(context.weights) * scores
+    return by_name
 
 
 def _in_order(
     setting: FaithfulnessSetting,
     gradients: dict[str, Parts],
     alone: Float[np.ndarray, " parts"],
-    drawn: Bool[np.ndarray, "ablations parts"],
+    ablations_of_prompt: Bool[np.ndarray, "ablations parts"],
     values: Float[np.ndarray, " ablations"],
     tokens: int,
     chance: Float[np.ndarray, " parts"],
 ) -> Float[np.ndarray, "attributions parts"]:
     """The scores of one prompt, in the order of `attributions`."""
-    found = gradients | {LEAVE_ONE_OUT: alone, RANDOM: chance}
+    by_name = gradients | {LEAVE_ONE_OUT: alone, RANDOM: chance}
     for count in setting.fitted:
-        found[f"ContextCite on {count}"] = sparse_regression(drawn[:count], values[:count], tokens)
-    return np.stack([found[name] for name in attributions(setting)])
+        by_name[f"ContextCite on {count}"] = sparse_regression(
+            ablations_of_prompt[:count], values[:count], tokens
+        )
+    return np.stack([by_name[name] for name in attributions(setting)])

@@ -60,21 +60,21 @@ PROMPTS = {
 }
 
 
-def faithfulness_page(found: Record, model: str, figures: Sequence[str] = ()) -> str:
+def faithfulness_page(results: Record, model: str, figures: Sequence[str] = ()) -> str:
     """Lay out how faithful attributions of a model's answers are.
 
     Parameters
     ----------
-    found
+    results
         Of `judge_attributions`: of `faithfulness_study`, and ``learnt`` of `learn_heads`.
     model
         Its name.
     figures
         Files of figures, which stand at the end.
     """
-    kinds = found["kinds"]
-    settings = found["settings"]
-    steps = max(one["steps"] for one in settings.values())
+    kinds = results["kinds"]
+    settings = results["settings"]
+    steps = max(record["steps"] for record in settings.values())
     numbers = {name: _either(settings, name) for name in ("paths", "fitted")}
     parts = [
         f"# Which part did the answer of {model} come from?",
@@ -86,22 +86,22 @@ def faithfulness_page(found: Record, model: str, figures: Sequence[str] = ()) ->
         folded(
             "The methods, and the command",
             METHODS.format(steps=steps, **numbers),
-            LEARNT.format(**found["learnt"]),
+            LEARNT.format(**results["learnt"]),
             command_words(" --model MODEL --faithfulness"),
         ),
         "## What the answer loses without the highest parts",
         DROPS,
-        _said_drops(kinds),
+        _drops_in_words(kinds),
         *(
             folded(f"{kind.capitalize()}: prompts, drops and seconds", *both)
             for kind, both in (
-                (k, (_about(k, one, found), _table(one))) for k, one in kinds.items()
+                (k, (_about(k, record, results), _table(record))) for k, record in kinds.items()
             )
         ),
         "## What was aimed at",
-        *_targets(found),
+        *_targets(results),
         "## The choice of a variant",
-        *_choice(found),
+        *_choice(results),
         *_not_run(kinds),
     ]
     return lay_out([*parts, *(["## Figure"] if figures else [])], figures)
@@ -110,12 +110,14 @@ def faithfulness_page(found: Record, model: str, figures: Sequence[str] = ()) ->
 def _verdict(kinds: Mapping[str, Record]) -> str:
     """Say how well the mask gradient predicts ablations, and what it is compared with."""
     ours, influence, alone = (
-        [_value(one, name) for one in kinds.values()] for name in (MASK, INFLUENCE, LEAVE_ONE_OUT)
+        [_value(record, name) for record in kinds.values()]
+        for name in (MASK, INFLUENCE, LEAVE_ONE_OUT)
     )
     first = next(iter(kinds.values()))
     highest = (
-        f"{_value(one, _best(one)):.2f} by {_best(one)} ({_passes(one, _best(one))}) on {kind}"
-        for kind, one in kinds.items()
+        f"{_value(record, best):.2f} by {best} ({_passes(record, best)}) on {kind}"
+        for kind, record in kinds.items()
+        for best in (_best(record),)
     )
     return (
         f"**The {MASK} predicts what the answer loses when parts of the text are taken out with a "
@@ -138,12 +140,16 @@ def _span(values: Sequence[float]) -> str:
 
 def _scores_table(kinds: Mapping[str, Record]) -> str:
     """Every method's score on each kind of prompts, and its cost there in passes."""
-    names = dict.fromkeys(name for one in kinds.values() for name in one["costs"])
-    rows = [(name, *(_score_cell(one, name) for one in kinds.values())) for name in names]
+    names = dict.fromkeys(name for record in kinds.values() for name in record["costs"])
+    rows = [(name, *(_score_cell(record, name) for record in kinds.values())) for name in names]
     costs = [
         " to ".join(
             dict.fromkeys(
-                str(end(_total(one, name) for one in kinds.values() if name in one["costs"]))
+                str(
+                    end(
+                        _total(record, name) for record in kinds.values() if name in record["costs"]
+                    )
+                )
                 for end in (min, max)
             )
         )
@@ -153,41 +159,41 @@ def _scores_table(kinds: Mapping[str, Record]) -> str:
     return markdown_table(("datamodeling score", "passes", *kinds), shown)
 
 
-def _score_cell(one: Record, name: str) -> str:
+def _score_cell(record: Record, name: str) -> str:
     """A score with its interval; nothing where the method did not run on these prompts."""
-    if name not in one["measures"]:
+    if name not in record["measures"]:
         return ""
-    cell = _interval(one["measures"][name][SCORE])
-    lead = one["leads"].get(name)
+    cell = _interval(record["measures"][name][SCORE])
+    lead = record["leads"].get(name)
     sure = name != MASK and lead is not None and (lead["low"] > 0 or lead["high"] < 0)
     return f"**{cell}**" if sure else cell
 
 
 def _mean_rights(kinds: Mapping[str, Record]) -> str:
     """Say of which prompts the scores are, and how often their answers were right."""
-    said = (
-        f"{one['judged']} of the {one['prompts']} prompts of “{kind}”, {one['right']:.0%} of whose "
-        "answers are right"
-        for kind, one in kinds.items()
+    prompts = (
+        f"{record['judged']} of the {record['prompts']} prompts of “{kind}”, "
+        f"{record['right']:.0%} of whose answers are right"
+        for kind, record in kinds.items()
     )
     return (
-        f"The scores are those of {'; '.join(said)}. The answers that are explained are the "
+        f"The scores are those of {'; '.join(prompts)}. The answers that are explained are the "
         "model's own, right or wrong."
     )
 
 
-def _said_drops(kinds: Mapping[str, Record]) -> str:
+def _drops_in_words(kinds: Mapping[str, Record]) -> str:
     """Say what the answer loses without the three highest parts, by the mask gradient's order."""
-    said = []
-    for kind, one in kinds.items():
-        drops = {name: of[DROP]["value"] for name, of in one["measures"].items()}
+    sentences = []
+    for kind, record in kinds.items():
+        drops = {name: of[DROP]["value"] for name, of in record["measures"].items()}
         best = max(drops, key=drops.__getitem__)
-        said.append(
+        sentences.append(
             f"on {kind} the answer loses {drops[MASK]:.2f} without the three parts that {MASK} "
             f"ranks highest, {drops[best]:.2f} by {best}, which finds the most, and "
             f"{drops[RANDOM]:.2f} without three at random"
         )
-    words = "; ".join(said)
+    words = "; ".join(sentences)
     return f"{words[0].upper()}{words[1:]}."
 
 
@@ -197,14 +203,16 @@ def _either(settings: Mapping[str, Record], name: str) -> str:
     >>> _either({"one": {"paths": (2, 4)}, "two": {"paths": (2, 8)}}, "paths")
     '2, 4 or 8'
     """
-    tried = dict.fromkeys(f"{number:g}" for one in settings.values() for number in one[name])
-    *before, last = tried
+    numbers = dict.fromkeys(
+        f"{number:g}" for setting in settings.values() for number in setting[name]
+    )
+    *before, last = numbers
     return f"{', '.join(before)} or {last}" if before else last
 
 
-def _choice(found: Record) -> list[str]:
-    words = "; ".join(f"{family}: {name}" for family, name in found["chosen"].items())
-    weights = _either(found["settings"], "weights")
+def _choice(results: Record) -> list[str]:
+    words = "; ".join(f"{family}: {name}" for family, name in results["chosen"].items())
+    weights = _either(results["settings"], "weights")
     how = (
         f"The mask gradient can be taken where all parts weigh {weights}; a part can read "
         'itself as before, "own"; it can be of the log-probability or of the margin (the mean log '
@@ -212,65 +220,67 @@ def _choice(found: Record) -> list[str]:
         "the variant with the highest score on the prompts of even numbers, on average over the "
         "kinds of prompts, is chosen."
     )
-    chosen = (
+    finding = (
         "Variants were chosen on one half of the prompts, and **all else on this page is of the "
-        f"other half**. Chosen are {words}.{_taken(found)}"
+        f"other half**. Chosen are {words}.{_package_variant(results)}"
     )
-    return [chosen, folded("The variants and their scores", how, _variants(found))]
+    return [finding, folded("The variants and their scores", how, _variants(results))]
 
 
-def _taken(found: Record) -> str:
+def _package_variant(results: Record) -> str:
     """How the variant that the package takes did, on average over the kinds of prompts."""
 
     def means(name: str) -> str:
-        halves = zip(*(one["variants"][name] for one in found["kinds"].values()), strict=True)
+        halves = zip(
+            *(record["variants"][name] for record in results["kinds"].values()), strict=True
+        )
         return " and ".join(f"{sum(scores) / len(scores):.2f}" for scores in map(list, halves))
 
-    if TAKEN not in next(iter(found["kinds"].values()))["variants"]:
+    if TAKEN not in next(iter(results["kinds"].values()))["variants"]:
         return ""
     return (
         f" `lim-jax ask` takes {TAKEN}: on average over the kinds a score of {means(TAKEN)} on the "
-        f"even half and on the other, where {found['chosen'][MASK]} has "
-        f"{means(found['chosen'][MASK])}."
+        f"even half and on the other, where {results['chosen'][MASK]} has "
+        f"{means(results['chosen'][MASK])}."
     )
 
 
-def _variants(found: Record) -> str:
+def _variants(results: Record) -> str:
     """What is chosen, and of one gradient what differs from it in one way; and what is learnt."""
-    kinds = found["kinds"]
-    chosen = found["chosen"]
-    known = list(next(iter(kinds.values()))["variants"])
-    near = [name for name in known if name.startswith(MASK) and _differ(name, chosen[MASK]) == 1]
+    kinds = results["kinds"]
+    chosen = results["chosen"]
+    variants = list(next(iter(kinds.values()))["variants"])
+    near = [name for name in variants if name.startswith(MASK) and _differ(name, chosen[MASK]) == 1]
     rows = [
         (
             f"**{name}**" if name in chosen.values() else name,
-            *("{:.2f}, {:.2f}".format(*one["variants"][name]) for one in kinds.values()),
+            *("{:.2f}, {:.2f}".format(*record["variants"][name]) for record in kinds.values()),
         )
         for name in dict.fromkeys((chosen[MASK], *near, TAKEN, *chosen.values(), AT2))
-        if name in known
+        if name in variants
     ]
     return markdown_table(("score on the even half, on the other", *kinds), rows)
 
 
 def _differ(name: str, other: str) -> int:
     """In how many options two variants of one family differ: a weight counts once."""
-    (weight, *options), (of, *others) = (one.split(", ") for one in (name, other))
+    (weight, *options), (of, *others) = (variant.split(", ") for variant in (name, other))
     return (weight != of) + len(set(options) ^ set(others))
 
 
-def _targets(found: Record) -> list[str]:
+def _targets(results: Record) -> list[str]:
     rows = []
     verdicts = []
-    for one in found["targets"]:
-        holds = one["value"] >= -one["allowed"]
-        sure = one["low"] >= -one["allowed"] or one["high"] < -one["allowed"]
+    for target in results["targets"]:
+        holds = target["value"] >= -target["allowed"]
+        sure = target["low"] >= -target["allowed"] or target["high"] < -target["allowed"]
         verdict = ("holds" if holds else "**fails**") + ("" if sure else ", not surely")
         verdicts.append(verdict.replace("**", ""))
-        difference = "{value:+.3f} ({low:+.3f} to {high:+.3f})".format(**one)
-        aim = f"at least {one['other']}"
-        if one["allowed"] > 0:
-            aim += f" less {one['allowed']}"
-        rows.append((one["kind"], f"{one['method']} {aim}", difference, verdict))
+        difference = "{value:+.3f} ({low:+.3f} to {high:+.3f})".format(**target)
+        aim = f"at least {target['other']}"
+        if target["allowed"] > 0:
+            aim += f" less {target['allowed']}"
+        rows.append((target["kind"], f"{target['method']} {aim}", difference, verdict))
     head = ("prompts", "the score of", "difference of the scores", "")
     counts = "; ".join(
         f"“{verdict}” of {verdicts.count(verdict)}" for verdict in dict.fromkeys(verdicts)
@@ -282,80 +292,84 @@ def _targets(found: Record) -> list[str]:
     return [words, folded("What was aimed at, and what came of it", markdown_table(head, rows))]
 
 
-def _about(kind: str, one: Record, found: Record) -> str:
-    setting = found["settings"][one["setting"]]
-    fewest, mean, most = one["parts"]
+def _about(kind: str, record: Record, results: Record) -> str:
+    setting = results["settings"][record["setting"]]
+    fewest, mean, most = record["parts"]
     parts = f"{most}" if fewest == most else f"{fewest} to {most}, on average {mean:.0f},"
-    text = PROMPTS[kind.partition(",")[0]].format(python=found["python"].rpartition(".")[0])
+    on_cpu = results["device"] == "cpu"
+    processor = "of all cores of a CPU" if on_cpu else f"on one {results['device']}"
+    text = PROMPTS[kind.partition(",")[0]].format(python=results["python"].rpartition(".")[0])
     return (
-        f"{one['prompts']} prompts of {parts} parts and {one['length']:.0f} tokens on average, "
-        f"{text}, and a question, every place gold in turn. An answer has {setting['tokens']} "
-        f"tokens at most. {one['right']:.0%} of the answers hold what was asked for; their "
-        f"log-probability is {one['log_probability']:.2f} on average. Of {one['judged']} prompts, "
-        f"with {setting['held_out']} ablations held out; the seconds of one prompt are "
-        f"{'of all cores of a CPU' if found['device'] == 'cpu' else 'on one ' + found['device']}, "
+        f"{record['prompts']} prompts of {parts} parts and {record['length']:.0f} tokens on "
+        f"average, {text}, and a question, every place gold in turn. An answer has "
+        f"{setting['tokens']} tokens at most. {record['right']:.0%} of the answers hold what was "
+        f"asked for; their log-probability is {record['log_probability']:.2f} on average. Of "
+        f"{record['judged']} prompts, with {setting['held_out']} ablations held out; the seconds "
+        f"of one prompt are {processor}, "
         f"many prompts at a time, after compiling; a gradient's are those of two, for it is of "
         f"the log-probability and the margin at once. The last column has {MASK}'s score minus "
         "that of each method, paired by prompt, in bold where the interval is on one side of zero."
         + TF32
-        * (found["device"] != "cpu" and setting["precision"] == "tensorfloat32")
+        * (not on_cpu and setting["precision"] == "tensorfloat32")
     )
 
 
-def _table(one: Record) -> str:
+def _table(record: Record) -> str:
     rows = [
         (
             name,
             str(cost["passes"]),
             str(cost["gradients"]),
-            str(_total(one, name)),
-            _said(one["seconds"][name]),
-            *map(_interval, one["measures"][name].values()),
-            "" if name == MASK else _interval(one["leads"][name], "+"),
+            str(_total(record, name)),
+            _seconds_cell(record["seconds"][name]),
+            *map(_interval, record["measures"][name].values()),
+            "" if name == MASK else _interval(record["leads"][name], "+"),
         )
-        for name, cost in one["costs"].items()
+        for name, cost in record["costs"].items()
     ]
-    head = ("method", "passes", "gradients", "in passes", "seconds", *one["measures"][MASK])
+    head = ("method", "passes", "gradients", "in passes", "seconds", *record["measures"][MASK])
     return markdown_table((*head, f"{MASK}'s score over it"), rows)
 
 
-def _interval(one: Record, sign: str = "") -> str:
+def _interval(record: Record, sign: str = "") -> str:
     """In bold where a difference, which has signs, is not zero."""
-    cell = f"{one['value']:{sign}.2f} ({one['low']:{sign}.2f} to {one['high']:{sign}.2f})"
-    return f"**{cell}**" if sign and (one["low"] > 0 or one["high"] < 0) else cell
+    cell = f"{record['value']:{sign}.2f} ({record['low']:{sign}.2f} to {record['high']:{sign}.2f})"
+    return f"**{cell}**" if sign and (record["low"] > 0 or record["high"] < 0) else cell
 
 
 def _not_run(kinds: Mapping[str, Record]) -> list[str]:
     """How many prompts of each setting were not run; nothing where all were."""
     run = {
-        name: sum(one["prompts"] for one in kinds.values() if one["setting"] == name)
+        name: sum(record["prompts"] for record in kinds.values() if record["setting"] == name)
         for name in SETTINGS
     }
-    left = [
+    missing = [
         f"{run[name] or 'none'} of the {setting.prompts} of “{name}”"
         for name, setting in SETTINGS.items()
         if run[name] < setting.prompts
     ]
-    said = f"Of its prompts the study ran {', '.join(left)}: intervals are wide."
-    return ["## What is not here", said] if left else []
+    words = f"Of its prompts the study ran {', '.join(missing)}: intervals are wide."
+    return ["## What is not here", words] if missing else []
 
 
-def _said(seconds: float | None) -> str:
+def _seconds_cell(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds:.2g}"
 
 
-def _best(one: Record) -> str:
-    return max((name for name in one["measures"] if name != RANDOM), key=lambda n: _value(one, n))
+def _best(record: Record) -> str:
+    return max(
+        (name for name in record["measures"] if name != RANDOM), key=lambda n: _value(record, n)
+    )
 
 
-def _value(one: Record, name: str) -> float:
-    return one["measures"][name][SCORE]["value"]
+def _value(record: Record, name: str) -> float:
+    return record["measures"][name][SCORE]["value"]
 
 
-def _passes(one: Record, name: str) -> str:
-    total = _total(one, name)
+def _passes(record: Record, name: str) -> str:
+    total = _total(record, name)
     return f"{total} {'pass' if total == 1 else 'passes'}"
 
 
-def _total(one: Record, name: str) -> int:
-    return Cost(**one["costs"][name]).total
+def _total(record: Record, name: str) -> int:
+    return Cost(**record["costs"][name]).total

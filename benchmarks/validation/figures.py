@@ -110,8 +110,11 @@ def gains_of_arms(gains: Mapping[str, Gain], title: str) -> Figure:
     """Draw each arm's gain in the middle over plain training, with 95 % intervals over seeds."""
     figure = ShownFigure(7, 1.2 + 0.36 * len(gains))
     axes = figure.add_subplot()
-    for row, one in enumerate(gains.values()):
-        pairs = (("equal steps", one.middle, 0.12), ("equal time", one.middle_at_equal_time, -0.12))
+    for row, gain in enumerate(gains.values()):
+        pairs = (
+            ("equal steps", gain.middle, 0.12),
+            ("equal time", gain.middle_at_equal_time, -0.12),
+        )
         for index, (label, interval, shift) in enumerate(pairs):
             if interval is None:
                 continue
@@ -146,10 +149,10 @@ def gain_against_cost(gains: Mapping[str, Gain], title: str) -> Figure:
         "time of a step over that of a plain one",
         title,
     )
-    for index, (name, one) in enumerate(gains.items()):
-        value, low, high = map(float, one.middle)
+    for index, (name, gain) in enumerate(gains.items()):
+        value, low, high = map(float, gain.middle)
         axes.errorbar(
-            one.time,
+            gain.time,
             value,
             yerr=[[value - low], [high - value]],
             fmt="os^Dv"[index // 8 % 5],
@@ -171,15 +174,17 @@ def rank_correlations(predictions: Mapping[str, Sequence[Record]], title: str) -
     profile, and of the record that is asked for.
     """
     figure, panels = _panels(len(predictions), title)
-    names = list(dict.fromkeys(one["attribution"] for one in next(iter(predictions.values()))))
-    for axes, (name, found) in zip(panels, predictions.items(), strict=False):
-        chosen = [one for one in found if one["score"] == SCORES[0]]
+    names = list(
+        dict.fromkeys(prediction["attribution"] for prediction in next(iter(predictions.values())))
+    )
+    for axes, (name, rows) in zip(panels, predictions.items(), strict=False):
+        scored = [prediction for prediction in rows if prediction["score"] == SCORES[0]]
         for index, of in enumerate((PROFILE, AT_GOLD)):
             ends = np.array(
                 [
-                    [one["interval"][end] for end in Interval._fields]
-                    for one in chosen
-                    if one["of"] == of
+                    [prediction["interval"][end] for end in Interval._fields]
+                    for prediction in scored
+                    if prediction["of"] == of
                 ],
                 float,
             )
@@ -216,8 +221,8 @@ def shifted_records(shifts: Mapping[str, Record], title: str) -> Figure:
     grid = figure.subplots(len(lengths), 2, squeeze=False)
     for row, length in zip(grid, lengths, strict=True):
         for axes, part, words in zip(row, ("accuracy", "influence"), SHIFTED, strict=True):
-            for index, (name, found) in enumerate(shifts.items()):
-                _band(axes, np.array(found[length][part]), name, index)
+            for index, (name, record) in enumerate(shifts.items()):
+                _band(axes, np.array(record[length][part]), name, index)
             axes.set_title(f"contexts of {length}", fontsize=8)
             axes.set_ylabel(words, fontsize=8)
             axes.set_xlabel("record", fontsize=7)
@@ -229,14 +234,14 @@ def shifted_records(shifts: Mapping[str, Record], title: str) -> Figure:
     return figure
 
 
-def prompted_records(found: PromptedStudy, title: str) -> Figure:
+def prompted_records(result: PromptedStudy, title: str) -> Figure:
     """Draw what a published model makes of each record: influence above, accuracy below."""
     figure = ShownFigure(7, 5)
     upper, lower = figure.subplots(2, sharex=True)
-    shown = [name for name in found.profile if "influence" in name]
-    for index, name in enumerate(shown):
-        _with_errors(upper, found.profile[name], name, index)
-    _with_errors(lower, found.scores["accuracy"], "accuracy, greedy decoding", len(shown))
+    names = [name for name in result.profile if "influence" in name]
+    for index, name in enumerate(names):
+        _with_errors(upper, result.profile[name], name, index)
+    _with_errors(lower, result.scores["accuracy"], "accuracy, greedy decoding", len(names))
     upper.set_ylabel("influence by record (1 = uniform)", fontsize=8)
     lower.set_ylabel("accuracy (share)", fontsize=8)
     lower.set_xlabel("record, or place of the record that is asked for", fontsize=8)
@@ -284,7 +289,7 @@ def tuned_course(results: Record, title: str) -> Figure:
         for length, line in zip(LENGTHS, ("-", ":"), strict=True):
             by_seed = np.array(arm[length]["accuracy"]).mean(axis=2).T
             label = f"{name}, {results['tuning'][length]['records']} records"
-            drawn = axes.errorbar(
+            bars = axes.errorbar(
                 seconds,
                 by_seed.mean(axis=0),
                 yerr=2 * _error_of_mean(by_seed),
@@ -292,18 +297,18 @@ def tuned_course(results: Record, title: str) -> Figure:
                 label=label,
                 **line_style(index),
             )
-            drawn.lines[0].set_linestyle(line)
+            bars.lines[0].set_linestyle(line)
     axes.set_ylim(-0.03, 1.03)
     legend_below(figure, columns=2)
     return figure
 
 
-def _with_errors(axes: Axes, found: Estimate, label: str, index: int) -> None:
+def _with_errors(axes: Axes, estimate: Estimate, label: str, index: int) -> None:
     """Two standard errors to either side."""
-    value = np.asarray(found.value)
-    error = np.asarray(found.error)
-    places = np.arange(1, len(value) + 1)
-    axes.errorbar(places, value, yerr=2 * error, capsize=2, label=label, **line_style(index))
+    value = np.asarray(estimate.value)
+    error = np.asarray(estimate.error)
+    records = np.arange(1, len(value) + 1)
+    axes.errorbar(records, value, yerr=2 * error, capsize=2, label=label, **line_style(index))
 
 
 def _panels(count: int, title: str) -> tuple[Figure, list[Axes]]:
@@ -325,9 +330,9 @@ def _band(axes: Axes, values: np.ndarray, label: str, index: int) -> None:
     mean = values.mean(axis=0)
     error = _error_of_mean(values)
     style = line_style(index)
-    places = np.arange(1, len(mean) + 1)
-    axes.plot(places, mean, label=label, **style)
-    axes.fill_between(places, mean - 2 * error, mean + 2 * error, color=style["color"], alpha=0.2)
+    records = np.arange(1, len(mean) + 1)
+    axes.plot(records, mean, label=label, **style)
+    axes.fill_between(records, mean - 2 * error, mean + 2 * error, color=style["color"], alpha=0.2)
 
 
 def _error_of_mean(values: np.ndarray) -> np.ndarray:

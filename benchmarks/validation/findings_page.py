@@ -170,33 +170,33 @@ BEST_USE = {
 def _best_remedy(arms: Mapping[str, Record], gains: Mapping[str, Gain]) -> str | None:
     """Return the remedy that gains most at equal steps, of those whose interval is above 0."""
     remedies = {name: gains[name].middle for name in arms if name in gains and name not in TOLD}
-    lifting = {name: one.value for name, one in remedies.items() if one.low > 0}
+    lifting = {name: gain.value for name, gain in remedies.items() if gain.low > 0}
     return max(lifting, key=lifting.__getitem__, default=None)
 
 
-def _moved(best: str, arms: Mapping[str, Record]) -> str:
+def _energies_in_words(best: str, arms: Mapping[str, Record]) -> str:
     """Say what a remedy did to the channels and to the evidence."""
     ours, plain = (_over_boundary(arms[name]) for name in (best, PLAIN))
-    moved = " and ".join(
+    energies = " and ".join(
         f"{digits(after)} in the {channel} channel ({digits(before)} with plain training)"
         for channel, after, before in zip(CHANNELS[1:], ours, plain, strict=True)
     )
     return (
-        f"With {best} the middle's energy over the weaker boundary's is {moved}. "
-        f"{_of_evidence(best, arms)}"
+        f"With {best} the middle's energy over the weaker boundary's is {energies}. "
+        f"{_evidence_in_words(best, arms)}"
     )
 
 
 def _by_remedy(results: Record) -> dict[str, list[str]]:
     """Names of variants by the remedy that they vary, without their plain arms."""
-    found: dict[str, list[str]] = {}
-    for name, one in results["preset"]["variants"].items():
+    names_by_remedy: dict[str, list[str]] = {}
+    for name, variant in results["preset"]["variants"].items():
         if name in results["variants"]:
-            found.setdefault(one["remedy"], []).append(name)
-    return found
+            names_by_remedy.setdefault(variant["remedy"], []).append(name)
+    return names_by_remedy
 
 
-def _of_evidence(best: str, arms: Mapping[str, Record]) -> str:
+def _evidence_in_words(best: str, arms: Mapping[str, Record]) -> str:
     """What share of influence the asked record has, and how much of it in one hop."""
     (ours, one_hop), (plain, plain_hop) = (
         (_mean(arms[name]["evidence"]), digits(np.mean(arms[name]["hops"], axis=0)[1]))
@@ -229,13 +229,13 @@ def headline(gains: Mapping[str, Gain]) -> str:
     """  # noqa: E501
     remedies = {name: gain for name, gain in gains.items() if name not in TOLD}
     of = f"{len(remedies)} {'remedy' if len(remedies) == 1 else 'remedies'}"
-    return f"**Of {of} {_lifted(remedies)}.**"
+    return f"**Of {of} {_raises_in_words(remedies)}.**"
 
 
-def _lifted(gains: Mapping[str, Gain], named: bool = True) -> str:
+def _raises_in_words(gains: Mapping[str, Gain], with_names: bool = True) -> str:
     """Say how many raise accuracy in the middle at equal steps, operations and time, and which."""
     steps, operations, time = (
-        _lifting({name: getattr(one, field) for name, one in gains.items()}, named)
+        _count_raises({name: getattr(gain, field) for name, gain in gains.items()}, with_names)
         for field in ("middle", "middle_at_equal_operations", "middle_at_equal_time")
     )
     verb = "raises" if steps[0] == 1 else "raise"
@@ -247,12 +247,16 @@ def _lifted(gains: Mapping[str, Gain], named: bool = True) -> str:
     )
 
 
-def _lifting(intervals: Mapping[str, Interval | None], named: bool) -> tuple[int, str]:
+def _count_raises(intervals: Mapping[str, Interval | None], with_names: bool) -> tuple[int, str]:
     """How many intervals are above zero, and which."""
-    above = {name: one.value for name, one in intervals.items() if one is not None and one.low > 0}
-    ordered = sorted(above.items(), key=lambda item: -item[1])
-    names = "; ".join(f"{name} +{value:.2f}" for name, value in ordered)
-    return len(above), f" ({names})" if above and named else ""
+    above = {
+        name: interval.value
+        for name, interval in intervals.items()
+        if interval is not None and interval.low > 0
+    }
+    highest_first = sorted(above.items(), key=lambda item: -item[1])
+    names = "; ".join(f"{name} +{value:.2f}" for name, value in highest_first)
+    return len(above), f" ({names})" if above and with_names else ""
 
 
 def _what_was_run(preset: Record) -> str:
@@ -272,16 +276,20 @@ def _predictions(by_setting: Mapping[str, Sequence[Record]]) -> list[str]:
     """Say which attributions go with accuracy over the records; a row of the tables for each."""
     parts = [PREDICTIONS_NOTE]
     for of in (PROFILE, AT_GOLD):
-        chosen = {
-            name: [one for one in found if one["of"] == of and one["score"] == SCORES[0]]
-            for name, found in by_setting.items()
+        by_network = {
+            name: [
+                prediction
+                for prediction in predictions
+                if prediction["of"] == of and prediction["score"] == SCORES[0]
+            ]
+            for name, predictions in by_setting.items()
         }
-        names = [one["attribution"] for one in next(iter(chosen.values()))]
+        names = [prediction["attribution"] for prediction in next(iter(by_network.values()))]
         rows = [
-            (name, *(_correlation(found[row]) for found in chosen.values()))
+            (name, *(_correlation(predictions[row]) for predictions in by_network.values()))
             for row, name in enumerate(names)
         ]
-        parts.append(markdown_table((of, *chosen), rows))
+        parts.append(markdown_table((of, *by_network), rows))
     return [
         "## Does influence predict retrieval?",
         _ranges(by_setting),
@@ -292,7 +300,9 @@ def _predictions(by_setting: Mapping[str, Sequence[Record]]) -> list[str]:
 def _ranges(by_setting: Mapping[str, Sequence[Record]]) -> str:
     """Say between which rank correlations each attribution is, over the networks."""
     parts = []
-    for name in dict.fromkeys(one["attribution"] for one in next(iter(by_setting.values()))):
+    for name in dict.fromkeys(
+        prediction["attribution"] for prediction in next(iter(by_setting.values()))
+    ):
         (low, high), (least, most) = (_extremes(by_setting, name, of) for of in (PROFILE, AT_GOLD))
         parts.append(f"{name} {low:+.2f} to {high:+.2f} ({least:+.2f} to {most:+.2f})")
     return (
@@ -306,14 +316,15 @@ def _extremes(
     by_setting: Mapping[str, Sequence[Record]], name: str, of: str
 ) -> tuple[float, float]:
     """Return the lowest and the highest rank correlation of an attribution with accuracy."""
-    found = [
-        one["interval"]["value"]
+    values = [
+        prediction["interval"]["value"]
         for predictions in by_setting.values()
-        for one in predictions
-        if (one["attribution"], one["of"], one["score"]) == (name, of, SCORES[0])
+        for prediction in predictions
+        if (prediction["attribution"], prediction["of"], prediction["score"])
+        == (name, of, SCORES[0])
     ]
-    known = [value for value in found if value is not None]
-    return min(known, default=np.nan), max(known, default=np.nan)
+    defined = [value for value in values if value is not None]
+    return min(defined, default=np.nan), max(defined, default=np.nan)
 
 
 def _correlation(prediction: Record) -> str:
@@ -324,12 +335,12 @@ def _correlation(prediction: Record) -> str:
     return f"{value:+.2f} ({low:+.2f} to {high:+.2f}){fewer}"
 
 
-def prompted_page(found: Mapping[str, Record], model: str, figures: Sequence[str] = ()) -> str:
+def prompted_page(results: Mapping[str, Record], model: str, figures: Sequence[str] = ()) -> str:
     """Lay out what a published model makes of prompts.
 
     Parameters
     ----------
-    found
+    results
         By name of the setting, ``prompted_study(...).record()`` with ``"prompts"`` beside it.
     model
         Its name.
@@ -337,25 +348,31 @@ def prompted_page(found: Mapping[str, Record], model: str, figures: Sequence[str
         Files of figures, which stand at the end.
     """
     parts = [f"# Does influence predict what {model} retrieves?", PROMPTED_NOTE]
-    for name, one in found.items():
-        parts += [f"## {name}, {one['prompts']} prompts", _by_place(one), _rank_table(one)]
+    for name, result in results.items():
+        parts += [f"## {name}, {result['prompts']} prompts", _by_place(result), _rank_table(result)]
     return page_of(parts, figures, " --model MODEL")
 
 
-def _by_place(found: Record) -> str:
-    shown = {
-        "accuracy": found["scores"]["accuracy"],
-        **{name: found["profile"][name] for name in found["profile"]},
+def _by_place(result: Record) -> str:
+    estimates = {
+        "accuracy": result["scores"]["accuracy"],
+        **{name: result["profile"][name] for name in result["profile"]},
     }
-    places = range(1, len(next(iter(shown.values()))["value"]) + 1)
-    rows = [(name, *map(with_error, one["value"], one["error"])) for name, one in shown.items()]
-    return markdown_table(("by record", *map(str, places)), rows)
+    records = range(1, len(next(iter(estimates.values()))["value"]) + 1)
+    rows = [
+        (name, *map(with_error, estimate["value"], estimate["error"]))
+        for name, estimate in estimates.items()
+    ]
+    return markdown_table(("by record", *map(str, records)), rows)
 
 
-def _rank_table(found: Record) -> str:
-    names = dict.fromkeys(one["attribution"] for one in found["predictions"])
+def _rank_table(result: Record) -> str:
+    names = dict.fromkeys(prediction["attribution"] for prediction in result["predictions"])
     columns = [(of, score) for of in (PROFILE, AT_GOLD) for score in SCORES]
-    by_key = {(one["attribution"], one["of"], one["score"]): one for one in found["predictions"]}
+    by_key = {
+        (prediction["attribution"], prediction["of"], prediction["score"]): prediction
+        for prediction in result["predictions"]
+    }
     rows = [(name, *(_correlation(by_key[name, *key]) for key in columns)) for name in names]
     return markdown_table(("rank correlation", *(f"{of}, {score}" for of, score in columns)), rows)
 
@@ -401,10 +418,10 @@ def _measured_table(arms: Mapping[str, Record]) -> str:
 def _certainty_of_times(arms: Mapping[str, Record]) -> str:
     """By the two runs of the plain arm, whose steps are the same."""
     first, second = (arms[name]["seconds_per_step"] for name in (PLAIN, LONG))
-    apart = max(first, second) / min(first, second) - 1
+    difference = max(first, second) / min(first, second) - 1
     return (
-        f"CPU times are uncertain: the plain arm's two runs differ by {apart:.0%} in the time of "
-        "a step."
+        f"CPU times are uncertain: the plain arm's two runs differ by {difference:.0%} in the time "
+        "of a step."
     )
 
 
@@ -436,9 +453,13 @@ def _why(arms: Mapping[str, Record], gains: Mapping[str, Gain]) -> list[str]:
             "share of the record asked for",
             *(f"in {hop} hop{'s' if hop > 1 else ''}" for hop in hops))  # fmt: skip
     best = _best_remedy(arms, gains)
-    said = "No remedy surely raises accuracy in the middle." if best is None else _moved(best, arms)
+    words = (
+        "No remedy surely raises accuracy in the middle."
+        if best is None
+        else _energies_in_words(best, arms)
+    )
     table = folded("All arms", CHANNELS_NOTE, markdown_table(head, rows))
-    return ["## Which channel did the arm move?", said, table]
+    return ["## Which channel did the arm move?", words, table]
 
 
 def _ablations(results: Record, gains: Mapping[str, Gain]) -> list[str]:
@@ -447,40 +468,40 @@ def _ablations(results: Record, gains: Mapping[str, Gain]) -> list[str]:
             remedy,
             name,
             *_standing(results["variants"][name], -1),
-            _interval(one.middle),
-            _interval(one.middle_at_equal_operations),
-            _interval(one.middle_at_equal_time),
-            f"{one.operations:.1f}",
-            f"{one.time:.1f}",
+            _interval(gain.middle),
+            _interval(gain.middle_at_equal_operations),
+            _interval(gain.middle_at_equal_time),
+            f"{gain.operations:.1f}",
+            f"{gain.time:.1f}",
         )
         for remedy, names in _by_remedy(results).items()
-        for name, one in ((name, gains[name]) for name in names)
+        for name, gain in ((name, gains[name]) for name in names)
     ]
     head = ("remedy", "with", "accuracy", "middle", "gain in the middle, equal steps",
             "equal operations", "equal time", "operations a step", "time a step")  # fmt: skip
     counts = []
     for remedy, names in _by_remedy(results).items():
-        lifted = _lifted({name: gains[name] for name in names}, named=False)
+        words = _raises_in_words({name: gains[name] for name in names}, with_names=False)
         of = "1 variant" if len(names) == 1 else f"{len(names)} variants"
-        counts.append(f"Of {of} of {remedy} {lifted}.")
+        counts.append(f"Of {of} of {remedy} {words}.")
     table = folded("All variants", markdown_table(head, rows))
     return ["## Ablations", " ".join(counts), table] if rows else []
 
 
 def _from_first_step(results: Record) -> list[str]:
     """How accuracy rises where a remedy is there from the beginning."""
-    stages = {name: one["stages"] for name, one in results["preset"]["variants"].items()}
-    chosen = [name for name in results["variants"] if stages.get(name)]
-    if not chosen:
+    stages = {name: variant["stages"] for name, variant in results["preset"]["variants"].items()}
+    names = [name for name in results["variants"] if stages.get(name)]
+    if not names:
         return []
     rows = []
-    said = []
-    for name in chosen:
+    sentences = []
+    for name in names:
         ours, plain = (
             in_the_middle(np.array(results["variants"][label]["accuracy"])[-1]).mean()
             for label in (name, f"{name}, {PLAIN}")
         )
-        said.append(
+        sentences.append(
             f"With {name}, accuracy in the middle ends at {ours:.2f}, where plain training "
             f"ends at {plain:.2f}."
         )
@@ -496,10 +517,10 @@ def _from_first_step(results: Record) -> list[str]:
                     ),
                 )
             )
-    steps = results["variants"][chosen[0]]["steps"]
+    steps = results["variants"][names[0]]["steps"]
     head = ("after so many steps", *map(str, steps))
     table = folded("Accuracy by step", FIRST_NOTE, markdown_table(head, rows))
-    return ["## From the first step", " ".join(said), table]
+    return ["## From the first step", " ".join(sentences), table]
 
 
 def _shifts(shifts: Mapping[str, Record]) -> list[str]:
@@ -508,29 +529,29 @@ def _shifts(shifts: Mapping[str, Record]) -> list[str]:
         return []
     lengths = list(shifts[PLAIN])
     middles = {
-        name: [in_the_middle(np.array(found[length]["accuracy"])) for length in lengths]
-        for name, found in shifts.items()
+        name: [in_the_middle(np.array(record[length]["accuracy"])) for length in lengths]
+        for name, record in shifts.items()
     }
     rows = []
-    said = []
-    for name, found in shifts.items():
+    gains = []
+    for name, record in shifts.items():
         row = [name]
         for number, length in enumerate(lengths):
             gain = paired_interval(middles[name][number] - middles[PLAIN][number])
             if name not in (PLAIN, BEFORE):
-                said.append(f"{_interval(gain)} with {name} on {length}")
+                gains.append(f"{_interval(gain)} with {name} on {length}")
             row += [
-                f"{np.mean(found[length]['accuracy']):.3f}",
+                f"{np.mean(record[length]['accuracy']):.3f}",
                 f"{middles[name][number].mean():.3f}",
                 "" if name == PLAIN else _interval(gain),
-                _of_influence(found[length]),
+                _influence_correlation(record[length]),
             ]
         rows.append(row)
     parts = ("accuracy", "middle", "middle over plain", "influence and accuracy")
     head = ("network", *(f"{length}: {part}" for length in lengths for part in parts))
     words = (
         "Over plain training the middle of contexts with rotary positions, as long as in training "
-        f"and twice as long, gains {'; '.join(said)}."
+        f"and twice as long, gains {'; '.join(gains)}."
     )
     return [
         "## Position shift",
@@ -539,12 +560,13 @@ def _shifts(shifts: Mapping[str, Record]) -> list[str]:
     ]
 
 
-def _of_influence(found: Record) -> str:
+def _influence_correlation(record: Record) -> str:
     """The rank correlation of the normalised influence's profile with accuracy."""
     return next(
-        _correlation(one)
-        for one in found["predictions"]
-        if (one["attribution"], one["of"], one["score"]) == (NORMALISED, PROFILE, SCORES[0])
+        _correlation(prediction)
+        for prediction in record["predictions"]
+        if (prediction["attribution"], prediction["of"], prediction["score"])
+        == (NORMALISED, PROFILE, SCORES[0])
     )
 
 
@@ -554,17 +576,17 @@ def _recalls(setting: Record | None, recalls: Mapping[str, Record]) -> list[str]
         return []
     gains = recall_gains(recalls)
     rows = [
-        (name, *(f"{np.mean(one):.2f}" for one in record["accuracy"]))
+        (name, *(f"{np.mean(each):.2f}" for each in record["accuracy"]))
         for name, record in recalls.items()
     ]
     rows += [
-        (f"gain, equal {cost}", "", *(_interval(getattr(one, field)) for one in gains.values()))
+        (f"gain, equal {cost}", "", *(_interval(getattr(each, field)) for each in gains.values()))
         for cost, field in (("steps", "at_equal_steps"), ("time", "at_equal_time"))
     ]
     task = setting["task"]
     plain, ours = recalls.values()
-    ends = (np.mean(one["accuracy"][-1]) for one in (ours, plain))
-    said = (
+    ends = (np.mean(each["accuracy"][-1]) for each in (ours, plain))
+    finding = (
         "Where every pair of a context is asked for, drawing influence to the evidence of one "
         "question ends after {} steps at an accuracy of {:.2f}, and plain training at {:.2f}."
     ).format(plain["steps"][-1], *ends)
@@ -575,23 +597,23 @@ def _recalls(setting: Record | None, recalls: Mapping[str, Record]) -> list[str]
     )
     head = ("after so many steps", *map(str, plain["steps"]))
     table = folded("Accuracy by step", words, markdown_table(head, rows))
-    return ["## Many questions in a context", said, table]
+    return ["## Many questions in a context", finding, table]
 
 
 def _criteria(arms: Mapping[str, Record]) -> list[str]:
     """In how many seeds each certificate holds, and how far from it the others are."""
-    found = {
+    by_arm = {
         name: record["certificates"] for name, record in arms.items() if "certificates" in record
     }
-    if not found:
+    if not by_arm:
         return []
-    names = list(next(iter(found.values()))[0])
+    names = list(next(iter(by_arm.values()))[0])
     rows = [
         (arm, *(_certificate([one[name] for one in by_seed]) for name in names))
-        for arm, by_seed in found.items()
+        for arm, by_seed in by_arm.items()
     ]
-    runs = [one for by_seed in found.values() for one in by_seed]
-    said = (
+    runs = [one for by_seed in by_arm.values() for one in by_seed]
+    counts = (
         f"{name} in {sum(one[name]['holds'] for one in runs)} "
         f"({sum(one[name]['vacuous'] for one in runs)})"
         for name in names
@@ -599,7 +621,7 @@ def _criteria(arms: Mapping[str, Record]) -> list[str]:
     words = (
         f"Over {len(runs)} trained networks, all arms and seeds, each criterion of the paper holds "
         "under the last-token loss in so many, and is vacuous in the number in brackets: "
-        f"{'; '.join(said)}."
+        f"{'; '.join(counts)}."
     )
     note = (
         "Cells have in how many seeds the criterion holds, and the mean margin of its worst "
@@ -610,11 +632,13 @@ def _criteria(arms: Mapping[str, Record]) -> list[str]:
 
 
 def _certificate(by_seed: Sequence[Record]) -> str:
-    held = sum(one["holds"] for one in by_seed)
-    vacuous = sum(one["vacuous"] for one in by_seed)
-    margins = [one["margin"] for one in by_seed if np.isfinite(one["margin"])]
+    num_held = sum(certificate["holds"] for certificate in by_seed)
+    vacuous = sum(certificate["vacuous"] for certificate in by_seed)
+    margins = [
+        certificate["margin"] for certificate in by_seed if np.isfinite(certificate["margin"])
+    ]
     margin = f", {digits(np.mean(margins))}" if margins else ""
-    return f"{held} of {len(by_seed)}{margin}" + (f", {vacuous} vacuous" if vacuous else "")
+    return f"{num_held} of {len(by_seed)}{margin}" + (f", {vacuous} vacuous" if vacuous else "")
 
 
 def _mean(values: Any) -> str:
@@ -630,8 +654,8 @@ def write_findings(
         save_figure(figure, folder, stem)
     (folder / f"{name}.md").write_text(page, encoding="utf-8")
     print(page.split("\n\n")[1].replace("**", ""))
-    drawn = "a figure" if len(figures) == 1 else f"{len(figures)} figures"
-    print(f"Wrote {name}.json, {name}.md and {drawn} to {folder}.")
+    pictures = "a figure" if len(figures) == 1 else f"{len(figures)} figures"
+    print(f"Wrote {name}.json, {name}.md and {pictures} to {folder}.")
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -96,9 +96,9 @@ def train_further(
     keys = jax.random.split(jax.random.fold_in(key, 0), seeds)
     step = step_of_seeds(_Step(setting, arm.gradient), keys)
     judge = partial(evaluate, setting, test, jax.random.fold_in(key, 1))
-    states = _begun(models, arm.memory)
-    compiled = jax.block_until_ready(step(states, 0))  # so that no stage's time holds it
-    del compiled
+    states = _initial_states(models, arm.memory)
+    warm = jax.block_until_ready(step(states, 0))  # so that no stage's time holds it
+    del warm
 
     def stage(states: PyTree, number: int) -> tuple[PyTree, Evaluation]:
         begun = process_time()
@@ -107,20 +107,20 @@ def train_further(
         jax.block_until_ready(states)
         return states, judge(states[0], jnp.asarray(process_time() - begun))
 
-    told = arm.name or arm.gradient  # which a checkpoint refuses without a name
-    run = told, arm.memory, arm.every, setting, key, test, every
-    (models, _, _), found = resumable(
+    name = arm.name or arm.gradient  # which a checkpoint refuses without a name
+    run = name, arm.memory, arm.every, setting, key, test, every
+    (models, _, _), evaluations = resumable(
         stage, states, stages, run=run, checkpoint=file, progress=progress
     )
-    return models, found
+    return models, evaluations
 
 
 @filter_jit
-def _begun(models: Retrievers, memory: PyTree) -> PyTree:
-    def of_one(model: CausalLM) -> PyTree:
+def _initial_states(models: Retrievers, memory: PyTree) -> PyTree:
+    def begin(model: CausalLM) -> PyTree:
         return model, memory, OPTIMISER.init(eqx.filter(model, eqx.is_array))
 
-    return eqx.filter_vmap(of_one)(models)
+    return eqx.filter_vmap(begin)(models)
 
 
 class _Step(eqx.Module):
@@ -134,12 +134,12 @@ class _Step(eqx.Module):
     ) -> tuple[PyTree, None]:
         setting = self.setting
         model, memory, moments = state
-        of_training, of_probes, of_arm = jax.random.split(key, 3)
+        training_key, probes_key, arm_key = jax.random.split(key, 3)
         batches = Batches(
-            draw(setting, setting.gold_law, key=of_training),
-            draw(setting, uniform_law(setting.task.records), key=of_probes),
+            draw(setting, setting.gold_law, key=training_key),
+            draw(setting, uniform_law(setting.task.records), key=probes_key),
             index,
-            of_arm,
+            arm_key,
         )
         gradient, memory = self.gradient(model, memory, batches)
         change, moments = OPTIMISER.update(gradient, moments)
@@ -164,20 +164,20 @@ def evaluate(
     seconds
         What is to be noted as such.
     """
-    return Evaluation(*_judged(setting, test, key, models), jnp.asarray(seconds))
+    return Evaluation(*_judge(setting, test, key, models), jnp.asarray(seconds))
 
 
 @filter_jit
-def _judged(
+def _judge(
     setting: Setting, test: Example, key: Key[Array, ""], models: Retrievers
 ) -> tuple[PlaceScores, Float[Array, " seeds"], Float[Array, " seeds"]]:
-    of_risk, of_probes = jax.random.split(key)
-    risky = draw(setting._replace(batch=1024), setting.gold_law, key=of_risk)
+    risk_key, probes_key = jax.random.split(key)
+    risky = draw(setting._replace(batch=1024), setting.gold_law, key=risk_key)
     uniform = uniform_law(setting.task.records)
-    probes = draw(setting._replace(batch=256), uniform, key=of_probes)
+    probes = draw(setting._replace(batch=256), uniform, key=probes_key)
     penalty = probed_penalty(setting)
 
-    def of_one(model: CausalLM) -> tuple[PlaceScores, Scalar, Scalar]:
+    def judge_model(model: CausalLM) -> tuple[PlaceScores, Scalar, Scalar]:
         return scores_by_place(model, test), retrieval_risk(model, risky), penalty(model, probes)
 
-    return eqx.filter_vmap(of_one)(models)
+    return eqx.filter_vmap(judge_model)(models)

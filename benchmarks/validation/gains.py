@@ -56,11 +56,13 @@ def gain(
 
     def at_equal(cost: float) -> Interval | None:
         """Over the plain arm after as many steps as an arm's take of its own."""
-        reached = arm["steps"][-1] * cost
-        if longer is None or reached > longer["steps"][-1]:
+        steps = arm["steps"][-1] * cost
+        if longer is None or steps > longer["steps"][-1]:
             return None
         course = in_the_middle(np.array(longer["accuracy"]))
-        there = np.array([np.interp(reached, longer["steps"], one) for one in course.T])
+        there = np.array(
+            [np.interp(steps, longer["steps"], course_of_seed) for course_of_seed in course.T]
+        )
         return paired_interval(ours["middle"] - there)
 
     return Gain(
@@ -93,9 +95,9 @@ def compare_arms(results: Mapping[str, Any]) -> dict[str, Gain]:
         name: gain(arm, plain, longer) for name, arm in arms.items() if name not in (PLAIN, LONG)
     }
     for name, variant in variants.items():
-        own = variants.get(f"{name}, {PLAIN}")
-        if own is not None:
-            gains[name] = gain(variant, own)
+        plain_variant = variants.get(f"{name}, {PLAIN}")
+        if plain_variant is not None:
+            gains[name] = gain(variant, plain_variant)
         elif not name.endswith(f", {PLAIN}"):
             gains[name] = gain(variant, plain, longer)
     return gains
@@ -105,4 +107,4 @@ def gains_on_base(results: Mapping[str, Any]) -> dict[str, Gain]:
     """The gains of arms and variants from the first setting's networks, which all share."""
     gains = compare_arms(results)
     variants = results["variants"]
-    return {name: one for name, one in gains.items() if f"{name}, {PLAIN}" not in variants}
+    return {name: each for name, each in gains.items() if f"{name}, {PLAIN}" not in variants}

@@ -20,7 +20,7 @@ from benchmarks.validation.retrievers import (
     Setting,
     examples_of_every_place,
     in_the_middle,
-    of_seeds,
+    over_seeds,
     scores_by_place,
     train_retrievers,
 )
@@ -39,13 +39,13 @@ def hybrid_record(setting: Setting) -> dict[str, Any]:
     keys = jax.random.split(jax.random.key(0), SEEDS)
     test = examples_of_every_place(setting, TESTS, key=jax.random.key(1))
 
-    def judged(setting: Setting) -> dict[str, Any]:
+    def train_and_judge(setting: Setting) -> dict[str, Any]:
         models, _ = train_retrievers(setting, keys)
-        accuracy = of_seeds(scores_by_place)(models, test).accuracy
+        accuracy = over_seeds(scores_by_place)(models, test).accuracy
         record = influence_record(setting, models, test)
         return {"accuracy": np.asarray(accuracy).tolist(), **record}
 
-    return {"before": judged(setting._replace(steps=0)), **judged(setting)}
+    return {"before": train_and_judge(setting._replace(steps=0)), **train_and_judge(setting)}
 
 
 def hybrid_figure(records: dict[str, Any]) -> Figure:
@@ -66,11 +66,11 @@ def in_fifths(by_record: Any) -> np.ndarray:
 def hybrid_table(records: dict[str, Any]) -> str:
     """Means over seeds, with their standard deviations but for the fifths."""
 
-    def said(values: Any) -> str:
+    def mean_and_deviation(values: Any) -> str:
         values = np.asarray(values)
         return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
 
-    def of_fifths(record: Any) -> str:
+    def fifths(record: Any) -> str:
         return " ".join(f"{v:.2f}" for v in in_fifths(record["margin_records"]).mean(axis=0))
 
     head = (
@@ -81,11 +81,11 @@ def hybrid_table(records: dict[str, Any]) -> str:
         [
             (
                 name,
-                said(np.mean(record["accuracy"], axis=1)),
-                said(in_the_middle(np.asarray(record["accuracy"]))),
-                said(record["margin_lim"]),
-                of_fifths(record),
-                of_fifths(record["before"]),
+                mean_and_deviation(np.mean(record["accuracy"], axis=1)),
+                mean_and_deviation(in_the_middle(np.asarray(record["accuracy"]))),
+                mean_and_deviation(record["margin_lim"]),
+                fifths(record),
+                fifths(record["before"]),
             )
             for name, record in records.items()
         ],
@@ -93,6 +93,6 @@ def hybrid_table(records: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    found = {name: hybrid_record(setting) for name, setting in SETTINGS.items()}
-    write_json(FILE, found)
-    print(hybrid_table(found))
+    records = {name: hybrid_record(setting) for name, setting in SETTINGS.items()}
+    write_json(FILE, records)
+    print(hybrid_table(records))

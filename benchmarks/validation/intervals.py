@@ -136,12 +136,12 @@ def bootstrap_interval(
     samples = jax.tree.map(np.asarray, samples)
     tail = (1 - level) / 2
     (count,) = {len(leaf) for leaf in jax.tree.leaves(samples)}
-    chosen = np.random.default_rng(seed).integers(count, size=(resamples, count))
+    rows_of_draws = np.random.default_rng(seed).integers(count, size=(resamples, count))
 
-    def of_draw(rows: np.ndarray) -> Any:
+    def statistic_of(rows: np.ndarray) -> Any:
         return statistic(jax.tree.map(lambda leaf: leaf[rows], samples))
 
-    draws = np.stack([of_draw(rows) for rows in chosen])
+    draws = np.stack([statistic_of(rows) for rows in rows_of_draws])
     nowhere = np.isnan(draws).all(axis=0)
     ends = np.nanquantile(np.where(nowhere, 0, draws), [tail, 1 - tail], axis=0)
     return Interval(np.asarray(statistic(samples)), *np.where(nowhere, np.nan, ends))

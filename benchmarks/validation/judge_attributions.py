@@ -41,32 +41,32 @@ def judge_attributions(
         quick: Eight small prompts of each setting.
         seconds: After how many of each setting no more prompts are begun; all of them without.
     """
-    asked = LanguageModel.from_pretrained(model)
+    language_model = LanguageModel.from_pretrained(model)
     runs = {}
     folder.mkdir(parents=True, exist_ok=True)
     for number, (name, setting) in enumerate((QUICK if quick else SETTINGS).items()):
         with jax.default_matmul_precision(setting.precision):
-            found, took = explain_prompts(
-                asked.network,
-                asked.tokenizer,
+            prompts, took = explain_prompts(
+                language_model.network,
+                language_model.tokenizer,
                 setting,
-                end=asked.end_ids,
+                end=language_model.end_ids,
                 checkpoint=folder / f"faithfulness_of_{name.replace(' ', '_')}.jsonl",
                 progress=_within(name, seconds[number] if seconds else float("inf")),
             )
-        runs[name] = Run(setting, found, took)
+        runs[name] = Run(setting, prompts, took)
     with jax.default_matmul_precision("highest"):
         runs, learnt = learn_heads(
-            asked.network,
-            asked.tokenizer,
+            language_model.network,
+            language_model.tokenizer,
             runs,
             folder=folder,
-            end=asked.end_ids,
+            end=language_model.end_ids,
             progress=partial(tqdm, desc=AT2, unit="chunk"),
         )
     results = faithfulness_study(runs) | {"learnt": learnt}
-    figures = faithfulness_figures(results, asked.name)
-    page = faithfulness_page(results, asked.name, [f"{name}.png" for name in figures])
+    figures = faithfulness_figures(results, language_model.name)
+    page = faithfulness_page(results, language_model.name, [f"{name}.png" for name in figures])
     write_findings(folder, "faithfulness", results, figures, page)
 
 

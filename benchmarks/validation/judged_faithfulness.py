@@ -46,7 +46,7 @@ class Run(NamedTuple):
     """What `explain_prompts` gave of a setting, and then `learn_heads`."""
 
     setting: FaithfulnessSetting
-    found: Sequence[Explained]
+    prompts: Sequence[Explained]
     seconds: Mapping[str, Sequence[float]]
 
 
@@ -59,13 +59,13 @@ def faithfulness_study(runs: Mapping[str, Run]) -> dict[str, Any]:
         By the setting's name, with the scores of AT2.
     """
     kinds = {
-        f"{kind}, {name}" if kind != name else kind: (name, run._replace(found=found))
+        f"{kind}, {name}" if kind != name else kind: (name, run._replace(prompts=prompts))
         for name, run in runs.items()
-        for kind, found in _by_kind(run).items()
+        for kind, prompts in _by_kind(run).items()
     }
     samples = {kind: _samples(run) for kind, (_, run) in kinds.items()}
-    chosen = _chosen(list(samples.values()), [run.setting for run in runs.values()])
-    judged = {kind: _judged(of, chosen) for kind, of in samples.items()}
+    chosen = _choose(list(samples.values()), [run.setting for run in runs.values()])
+    judged = {kind: _judge(of, chosen) for kind, of in samples.items()}
     return {
         "settings": {name: run.setting._asdict() for name, run in runs.items()},
         "python": platform.python_version(),
@@ -75,7 +75,7 @@ def faithfulness_study(runs: Mapping[str, Run]) -> dict[str, Any]:
         "kinds": {
             kind: {"setting": name}
             | _about(run, chosen)
-            | _measured(judged[kind], run.setting)
+            | _measures_record(judged[kind], run.setting)
             | {"variants": _halves(samples[kind])}
             for kind, (name, run) in kinds.items()
         },
@@ -84,7 +84,7 @@ def faithfulness_study(runs: Mapping[str, Run]) -> dict[str, Any]:
 
 def _by_kind(run: Run) -> dict[str, Sequence[Explained]]:
     kinds = run.setting.kinds
-    return {kind: run.found[number :: len(kinds)] for number, kind in enumerate(kinds)}
+    return {kind: run.prompts[number :: len(kinds)] for number, kind in enumerate(kinds)}
 
 
 def measures_of(setting: FaithfulnessSetting) -> list[str]:
@@ -98,13 +98,13 @@ def _samples(run: Run) -> Samples:
     Only of the mask gradient, for which it is a choice. Ranks, and so drops, are the same.
     """
     rows: dict[str, list[np.ndarray]] = {}
-    masks = {one.name for one in variants_of(run.setting)}
-    for one in run.found:
+    masks = {variant.name for variant in variants_of(run.setting)}
+    for prompt in run.prompts:
         names = [*attributions(run.setting), AT2]
-        for name, scores, drops in zip(names, one.scores, one.drops, strict=True):
+        for name, scores, drops in zip(names, prompt.scores, prompt.drops, strict=True):
             centred = {name + CENTRED: scores - scores.mean()} if name in masks else {}
-            for called, tried in ({name: scores} | centred).items():
-                score = datamodeling_score(tried, one.kept, one.values)
+            for called, scored in ({name: scores} | centred).items():
+                score = datamodeling_score(scored, prompt.kept, prompt.values)
                 rows.setdefault(called, []).append(np.append(drops, score))
     return {name: np.stack(of) for name, of in rows.items()}
 
@@ -118,7 +118,7 @@ def _families(samples: Samples) -> dict[str, list[str]]:
     return families
 
 
-def _chosen(samples: Sequence[Samples], settings: Sequence[FaithfulnessSetting]) -> dict[str, str]:
+def _choose(samples: Sequence[Samples], settings: Sequence[FaithfulnessSetting]) -> dict[str, str]:
     """Of each family the variant whose mean score over kinds is highest, on even prompts."""
 
     def score(name: str) -> float:
@@ -127,7 +127,7 @@ def _chosen(samples: Sequence[Samples], settings: Sequence[FaithfulnessSetting])
     return {family: max(names, key=score) for family, names in _families(samples[0]).items()}
 
 
-def _judged(samples: Samples, chosen: Mapping[str, str]) -> Samples:
+def _judge(samples: Samples, chosen: Mapping[str, str]) -> Samples:
     """On odd prompts, each family by its chosen variant."""
     others = [name for name in samples if not name.startswith("mask-")]
     return {name: samples[chosen.get(name, name)][1::2] for name in (*others, *chosen)}
@@ -139,7 +139,7 @@ def _halves(samples: Samples) -> dict[str, list[float]]:
     return {name: [float(samples[name][half::2, -1].mean()) for half in (0, 1)] for name in names}
 
 
-def _measured(judged: Samples, setting: FaithfulnessSetting) -> dict[str, Any]:
+def _measures_record(judged: Samples, setting: FaithfulnessSetting) -> dict[str, Any]:
     """The means, and by how much the mask gradient's score is above each of the others."""
     names = measures_of(setting)
     rows = _intervals(np.stack([*judged.values()], axis=1))
@@ -156,20 +156,20 @@ def _measured(judged: Samples, setting: FaithfulnessSetting) -> dict[str, Any]:
 def _leads(judged: Samples, pairs: Sequence[tuple[str, str]]) -> list[dict[str, float]]:
     """By how much the first one's score is above the other's, paired by prompt."""
     return _intervals(
-        np.stack([judged[one][:, -1] - judged[other][:, -1] for one, other in pairs], 1)
+        np.stack([judged[first][:, -1] - judged[other][:, -1] for first, other in pairs], 1)
     )
 
 
 def _intervals(samples: Float[np.ndarray, "prompts *shape"]) -> list[Any]:
     """The means over prompts, each with the bootstrap's interval."""
-    found = bootstrap_interval(samples)
+    interval = bootstrap_interval(samples)
 
     def of(*ends: Any) -> Any:
         if isinstance(ends[0], list):
             return [of(*inner) for inner in zip(*ends, strict=True)]
-        return dict(zip(found._fields, ends, strict=True))
+        return dict(zip(interval._fields, ends, strict=True))
 
-    return of(*(end.tolist() for end in found))
+    return of(*(end.tolist() for end in interval))
 
 
 def _targets(judged: Mapping[str, Samples]) -> list[dict[str, Any]]:
@@ -184,17 +184,17 @@ def _targets(judged: Mapping[str, Samples]) -> list[dict[str, Any]]:
 
 def _about(run: Run, chosen: Mapping[str, str]) -> dict[str, Any]:
     """Of which prompts, and what each attribution costs for one of them."""
-    parts = [one.scores.shape[1] for one in run.found]
+    parts = [prompt.scores.shape[1] for prompt in run.prompts]
     others = [name for name in attributions(run.setting) if not name.startswith("mask-")]
     names = [*others, AT2, *chosen]
     costs = {name: _cost(name, run.setting, round(float(np.mean(parts)))) for name in names}
     return {
-        "prompts": len(run.found),
-        "judged": len(run.found[1::2]),
+        "prompts": len(run.prompts),
+        "judged": len(run.prompts[1::2]),
         "parts": [min(parts), float(np.mean(parts)), max(parts)],
-        "length": float(np.mean([one.length for one in run.found])),
-        "right": float(np.mean([one.right for one in run.found])),
-        "log_probability": float(np.mean([one.log_probability for one in run.found])),
+        "length": float(np.mean([prompt.length for prompt in run.prompts])),
+        "right": float(np.mean([prompt.right for prompt in run.prompts])),
+        "log_probability": float(np.mean([prompt.log_probability for prompt in run.prompts])),
         "costs": {name: cost._asdict() for name, cost in costs.items()},
         "seconds": {name: _seconds(name, cost, run.seconds) for name, cost in costs.items()},
     }

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lim_jax._checks import as_int, require, require_kind
-from lim_jax.tasks.prompts import Prompt, laid_out, moved
+from lim_jax.tasks.prompts import Prompt, join_pieces, move_record
 
 DIGITS = list("0123456789abcdef")
 
@@ -80,8 +80,8 @@ def key_value_prompt(data: KeyValues, place: int | None = None) -> Prompt:
         expected = f"the number of one of the {count} pairs, known before tracing"
         as_int(number, name, least=0, most=count - 1, expected=expected)
     pieces = [("A JSON object of keys and values:\n\n{", False)]
-    for key, value in moved(data.pairs, data.gold, place):
+    for key, value in move_record(data.pairs, data.gold, place):
         pieces += [(f'"{key}": "{value}"', True), (",\n ", False)]
     key, value = data.pairs[data.gold]
     pieces[-1] = (f'}}\n\nThe value of the key "{key}" is "', False)
-    return laid_out(pieces, value, [place])
+    return join_pieces(pieces, value, [place])

@@ -109,5 +109,5 @@ def _law_on_host(weights: np.ndarray) -> Law:
 
 def _at_edge(records: int, width: float) -> Bool[np.ndarray, " records"]:
     edge = max(1, int(records * width))
-    places = np.arange(records)
-    return (places < edge) | (places >= records - edge)
+    numbers = np.arange(records)
+    return (numbers < edge) | (numbers >= records - edge)

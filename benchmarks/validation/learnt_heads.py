@@ -83,16 +83,18 @@ def learn_heads(
         )
         for name, run in runs.items()
     }
-    read = {name: stage.read() for name, stage in stages.items()}
-    kinds = [kind for name, stage in stages.items() for kind in stage.kinds(read[name][0])]
+    readings = {name: stage.read() for name, stage in stages.items()}
+    kinds = [kind for name, stage in stages.items() for kind in stage.kinds(readings[name][0])]
     weights, strength = weights_of_heads(kinds)
     learnt = {
         "prompts": sum(map(len, kinds)),
-        "ablations": sum(len(one.values) for kind in kinds for _, one in kind),
+        "ablations": sum(len(prompt.values) for kind in kinds for _, prompt in kind),
         "heads": len(weights),
         "strength": strength,
     }
-    return {name: stage.attributed(weights, *read[name]) for name, stage in stages.items()}, learnt
+    return {
+        name: stage.attributed(weights, *readings[name]) for name, stage in stages.items()
+    }, learnt
 
 
 def weights_of_heads(
@@ -109,9 +111,9 @@ def weights_of_heads(
     rows = []
     effects = []
     for kind in kinds:
-        for attention, one in kind:
-            features = one.kept @ attention
-            logits = logits_of(one.values)
+        for attention, prompt in kind:
+            features = prompt.kept @ attention
+            logits = logits_of(prompt.values)
             share = 1 / np.sqrt(len(kind) * len(logits))
             rows.append(share * (features - features.mean(axis=0)))
             effects.append(share * (logits - logits.mean()) / (logits.std() or 1))
@@ -120,15 +122,15 @@ def weights_of_heads(
     scale = np.sqrt((features**2).sum() / features.shape[1])
     folds = sklearn.model_selection.GroupKFold(min(FOLDS, len(rows)))
     splits = list(folds.split(features, groups=groups))
-    fitted = sklearn.linear_model.RidgeCV(STRENGTHS, fit_intercept=False, cv=splits)
-    fitted.fit(features / scale, np.concatenate(effects))
-    return fitted.coef_ / scale, float(fitted.alpha_)
+    regression = sklearn.linear_model.RidgeCV(STRENGTHS, fit_intercept=False, cv=splits)
+    regression.fit(features / scale, np.concatenate(effects))
+    return regression.coef_ / scale, float(regression.alpha_)
 
 
 def attention_to_parts(model: CausalLM, context: Context) -> Attention:
     """The answer's mean attention to all tokens of each part, where every layer has attention."""
-    (rows,) = scores_of_ids(_attention, model, [context.window], ask=[context.asked])
-    return np.stack([rows[part.places].sum(axis=0) for part in parts_of_prompt(context)])
+    (rows,) = scores_of_ids(_attention, model, [context.window], ask=[context.ask])
+    return np.stack([rows[part.positions].sum(axis=0) for part in parts_of_prompt(context)])
 
 
 def _attention(
@@ -142,19 +144,19 @@ def _attention(
     x = loss.embed(model, ids, y)
     grid = token_grid(x.shape[0], x.dtype)
 
-    def read(x, layer):
+    def read_layer(x, layer):
         attention = attention_of(layer[0])
         rope = attention.rope(grid)
         prefixes = attention.prefixes(grid)
         query = attention.queries(x, rope)
         key, _ = attention.sources(x, rope)
-        prefix = prefixes.prefix_weights()[y.places]
+        prefix = prefixes.prefix_weights()[y.positions]
         of_head = partial(weights_of_rows, prefix=prefix, grid=prefixes)
         key = by_head(key, query.shape[0])
-        weights = attention.of_heads(of_head, query[:, y.places], key)
+        weights = attention.map_heads(of_head, query[:, y.positions], key)
         return model.flow.transition(layer, x, grid), y.weights @ weights
 
-    _, rows = model.flow.scan(read, x)
+    _, rows = model.flow.scan(read_layer, x)
     return rows.reshape(-1, x.shape[0]).T
 
 
@@ -176,54 +178,60 @@ class _Stage(NamedTuple):
 
     def read(self) -> tuple[list[_Read], dict[str, list[float]]]:
         """Every prompt, and the seconds of it."""
-        firsts = range(0, len(self.run.found), self.job.setting.at_once)
+        firsts = range(0, len(self.run.prompts), self.job.setting.at_once)
         chunks = self._once({f"attention {n}": partial(self._read, n) for n in firsts})
-        read = [
+        readings = [
             _Read(np.array(said, np.int32), log_probability, np.array(attention))
             for chunk in chunks
             for said, log_probability, attention in chunk["prompts"]
         ]
-        apart = [
-            abs(one.log_probability - known.log_probability)
-            for one, known in zip(read, self.run.found, strict=True)
+        differences = [
+            abs(reading.log_probability - prompt.log_probability)
+            for reading, prompt in zip(readings, self.run.prompts, strict=True)
         ]
         require(
-            max(apart) < SAME,
+            max(differences) < SAME,
             "runs",
-            got=f"answers {max(apart):.2g} nats from the model's own",
+            got=f"answers {max(differences):.2g} nats from the model's own",
             expected="what explain_prompts gave of this model and the first prompts",
             cure="Explain the prompts between, or all anew.",
         )
-        return read, seconds_of(chunks)
+        return readings, seconds_of(chunks)
 
-    def kinds(self, read: list[_Read]) -> list[list[tuple[Attention, Explained]]]:
+    def kinds(self, readings: list[_Read]) -> list[list[tuple[Attention, Explained]]]:
         """Of each kind of prompts the first half, of even numbers."""
         count = len(self.job.setting.kinds)
-        pairs = list(zip([one.attention for one in read], self.run.found, strict=True))
+        pairs = list(
+            zip([reading.attention for reading in readings], self.run.prompts, strict=True)
+        )
         return [pairs[kind :: 2 * count] for kind in range(count)]
 
     def attributed(
-        self, weights: Weights, read: list[_Read], seconds: dict[str, list[float]]
+        self, weights: Weights, readings: list[_Read], seconds: dict[str, list[float]]
     ) -> Run:
         """The run with AT2's scores; where it is judged it has drops."""
         setting = self.job.setting
-        numbers = range(len(read))
-        scores = [one.attention @ weights for one in read]
-        taken = [without_the_first(np.argsort(-row), setting.taken_out) for row in scores]
+        numbers = range(len(readings))
+        scores = [reading.attention @ weights for reading in readings]
+        kept = [without_the_first(np.argsort(-row), setting.taken_out) for row in scores]
         groups = {}
         for first in numbers[:: setting.at_once]:
             chunk = numbers[first : first + setting.at_once]
-            judged = {n: taken[n] for n in chunk if n // len(setting.kinds) % 2}
+            kept_in_chunk = {n: kept[n] for n in chunk if n // len(setting.kinds) % 2}
             # Named by what is taken out, which is something else when more was learnt.
-            groups[f"drops {first} {digest(judged)}"] = partial(self._drops, judged, read)
-        drops = np.full((len(read), len(setting.taken_out)), np.nan)
+            groups[f"drops {first} {digest(kept_in_chunk)}"] = partial(
+                self._drops, kept_in_chunk, readings
+            )
+        drops = np.full((len(readings), len(setting.taken_out)), np.nan)
         for number, row in (pair for chunk in self._once(groups) for pair in chunk):
             drops[number] = row
-        found = [
-            one._replace(scores=np.vstack([one.scores, row]), drops=np.vstack([one.drops, drop]))
-            for one, row, drop in zip(self.run.found, scores, drops, strict=True)
+        prompts = [
+            prompt._replace(
+                scores=np.vstack([prompt.scores, row]), drops=np.vstack([prompt.drops, drop])
+            )
+            for prompt, row, drop in zip(self.run.prompts, scores, drops, strict=True)
         ]
-        return self.run._replace(found=found, seconds={**self.run.seconds, **seconds})
+        return self.run._replace(prompts=prompts, seconds={**self.run.seconds, **seconds})
 
     def _once(self, groups: dict[str, Callable[[], Any]]) -> list[Any]:
         run = {"function": "learn_heads", **self.job.run}
@@ -233,28 +241,30 @@ class _Stage(NamedTuple):
         job = self.job
         prompts = job.prompts[first : first + job.setting.at_once]
         contexts = [encode_text(prompt.text, job.tokenizer) for prompt in prompts]
-        said = answers_of(job, [context.ids for context in contexts])
-        of = Ablated(prompts, said, job.tokenizer, job.read)
-        whole = of([np.ones((1, len(prompt.spans)), bool) for prompt in prompts])
-        job.watch.found.clear()
-        read = []
-        for prompt, context, answer, values in zip(prompts, contexts, said, whole, strict=True):
-            asked = context_of_prompt(prompt, context, answer)
-            found = job.watched(AT2, 1, attention_to_parts, asked)
-            read.append((answer.tolist(), float(values[0]), _rounded(found)))
-        return {"prompts": read, "seconds": dict(job.watch.found)}
+        answers = answers_of(job, [context.ids for context in contexts])
+        of = Ablated(prompts, answers, job.tokenizer, job.read)
+        whole_values = of([np.ones((1, len(prompt.spans)), bool) for prompt in prompts])
+        job.watch.totals.clear()
+        readings = []
+        for prompt, context, answer, values in zip(
+            prompts, contexts, answers, whole_values, strict=True
+        ):
+            question = context_of_prompt(prompt, context, answer)
+            scores = job.watched(AT2, 1, attention_to_parts, question)
+            readings.append((answer.tolist(), float(values[0]), _round(scores)))
+        return {"prompts": readings, "seconds": dict(job.watch.totals)}
 
     def _drops(
-        self, taken: dict[int, Bool[np.ndarray, "counts _"]], read: list[_Read]
+        self, kept: dict[int, Bool[np.ndarray, "counts _"]], readings: list[_Read]
     ) -> list[tuple[int, list[float]]]:
         job = self.job
-        prompts = [job.prompts[n] for n in taken]
-        said = [read[n].said for n in taken]
-        left = Ablated(prompts, said, job.tokenizer, job.read)(list(taken.values()))
-        pairs = zip(taken, left, strict=True)
-        return [(n, (read[n].log_probability - row).tolist()) for n, row in pairs]
+        prompts = [job.prompts[n] for n in kept]
+        answers = [readings[n].said for n in kept]
+        values = Ablated(prompts, answers, job.tokenizer, job.read)(list(kept.values()))
+        pairs = zip(kept, values, strict=True)
+        return [(n, (readings[n].log_probability - row).tolist()) for n, row in pairs]
 
 
-def _rounded(found: Attention) -> list[list[float]]:
+def _round(attention: Attention) -> list[list[float]]:
     """Of four digits, for they are many."""
-    return [[float(f"{x:.4g}") for x in row] for row in found]
+    return [[float(f"{x:.4g}") for x in row] for row in attention]

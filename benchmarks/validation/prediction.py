@@ -19,7 +19,7 @@ from benchmarks.validation.retrievers import (
     ANSWER_LOSS,
     MARGIN_LOSS,
     PlaceScores,
-    asked,
+    answer_batch,
     by_place,
     scores_by_place,
 )
@@ -121,21 +121,21 @@ def record_scores(model: CausalLM, examples: Example, *, steps: int = 16) -> Rec
     steps
         Of integrated gradients.
     """
-    ids, y = asked(examples)
+    ids, y = answer_batch(examples)
     gold, records = (jnp.asarray(part) for part in (examples.gold[:, 0], examples.records[0]))
     count = len(records) // 2
     raw = _energies(model, ids, y, records, count)
 
-    def of_example(ids: Int[Array, " length"], y: Targets) -> dict[str, Float[Array, " records"]]:
+    def attribute(ids: Int[Array, " length"], y: Targets) -> dict[str, Float[Array, " records"]]:
         return _attributions(model, ids, y, records, count, steps)
 
-    found = {name: raw[name] / raw[name].mean() for name in INFLUENCES}
-    shares = {NORMALISED: raw[INFLUENCES[1]], **jax.vmap(of_example)(ids, y)}
-    found |= {name: values / values.mean(axis=1)[:, None] for name, values in shares.items()}
+    by_name = {name: raw[name] / raw[name].mean() for name in INFLUENCES}
+    shares = {NORMALISED: raw[INFLUENCES[1]], **jax.vmap(attribute)(ids, y)}
+    by_name |= {name: values / values.mean(axis=1)[:, None] for name, values in shares.items()}
     rows = jnp.arange(len(gold))
     return RecordScores(
-        {name: values.mean(axis=0) for name, values in found.items()},
-        {name: by_place(values[rows, gold], gold, count) for name, values in found.items()},
+        {name: values.mean(axis=0) for name, values in by_name.items()},
+        {name: by_place(values[rows, gold], gold, count) for name, values in by_name.items()},
         scores_by_place(model, examples),
     )
 
@@ -187,23 +187,26 @@ def _occlusion(
     return jax.lax.map(without, jnp.arange(count, dtype=records.dtype)) - loss(model, x, y)
 
 
-def predict(found: RecordScores) -> list[Prediction]:
+def predict(records: RecordScores) -> list[Prediction]:
     """Correlate every attribution with every score over the records, seed by seed.
 
     Parameters
     ----------
-    found
+    records
         Of several seeds, with a leading axis.
     """
-    accuracy, margin, cross_entropy = map(np.asarray, found.scores)
+    accuracy, margin, cross_entropy = map(np.asarray, records.scores)
     scores = dict(zip(SCORES, (accuracy, margin, -cross_entropy), strict=True))
     return [
         _prediction(
-            attribution, of, score, rank_correlation(np.asarray(attributed[attribution]), judged)
+            attribution,
+            of,
+            score,
+            rank_correlation(np.asarray(by_attribution[attribution]), values),
         )
-        for of, attributed in ((PROFILE, found.profile), (AT_GOLD, found.at_gold))
+        for of, by_attribution in ((PROFILE, records.profile), (AT_GOLD, records.at_gold))
         for attribution in ATTRIBUTIONS
-        for score, judged in scores.items()
+        for score, values in scores.items()
     ]
 
 
@@ -226,9 +229,13 @@ def prediction_table(predictions: list[Prediction]) -> str:
     lines = []
     for of in (PROFILE, AT_GOLD):
         lines += [f"{of:38s}" + "".join(f"{score:>27s}" for score in SCORES)]
-        for name in dict.fromkeys(one.attribution for one in predictions):
-            row = [one for one in predictions if (one.attribution, one.of) == (name, of)]
-            lines += [f"  {name:36s}" + "".join(f"{_spelt(one):>27s}" for one in row)]
+        for name in dict.fromkeys(prediction.attribution for prediction in predictions):
+            row = [
+                prediction
+                for prediction in predictions
+                if (prediction.attribution, prediction.of) == (name, of)
+            ]
+            lines += [f"  {name:36s}" + "".join(f"{_spelt(prediction):>27s}" for prediction in row)]
     return "\n".join(lines)
 
 

@@ -84,11 +84,11 @@ class PromptedStudy(NamedTuple):
         parts = {"profile": self.profile, "at_gold": self.at_gold, "scores": self.scores}
         return {
             name: {
-                key: {"value": one.value.tolist(), "error": one.error.tolist()}
-                for key, one in part.items()
+                key: {"value": estimate.value.tolist(), "error": estimate.error.tolist()}
+                for key, estimate in part.items()
             }
             for name, part in parts.items()
-        } | {"predictions": [one.record() for one in self.predictions]}
+        } | {"predictions": [prediction.record() for prediction in self.predictions]}
 
 
 def ask_prompts(
@@ -135,18 +135,20 @@ def ask_prompts(
     size = max(len(example.weights) for example in examples)
     queries = max(int(np.count_nonzero(example.weights)) for example in examples)
 
-    def asked(example: Example) -> dict[str, Any]:
-        found = answers(model, example, records, size=size, queries=queries)
-        return {name: np.asarray(part).tolist() for name, part in found._asdict().items()}
+    def ask(example: Example) -> dict[str, Any]:
+        results = answers(model, example, records, size=size, queries=queries)
+        return {name: np.asarray(part).tolist() for name, part in results._asdict().items()}
 
     run = {
         "function": "ask_prompts",
         "model": digest(model),
         "prompts": digest((records, examples)),
     }
-    prompts = {str(number): partial(asked, example) for number, example in enumerate(examples)}
-    found = each_once(prompts, checkpoint, run, progress)
-    return Answers(*(np.array([one[name] for one in found.values()]) for name in Answers._fields))
+    prompts = {str(number): partial(ask, example) for number, example in enumerate(examples)}
+    results = each_once(prompts, checkpoint, run, progress)
+    return Answers(
+        *(np.array([result[name] for result in results.values()]) for name in Answers._fields)
+    )
 
 
 def answers(
@@ -189,7 +191,7 @@ def _answers(
     grid = token_grid(len(ids), x.dtype)
 
     def losses(x: State) -> tuple[Float[Array, "2"], Float[Array, "queries vocabulary"]]:
-        logits = model.readout(model.flow(x, grid)[y.places], grid)
+        logits = model.readout(model.flow(x, grid)[y.positions], grid)
         both = (
             autoregressive_cross_entropy(logits, y.targets, y.weights),
             margin_loss(logits, y.targets, y.weights),
@@ -205,15 +207,15 @@ def _answers(
     return Answers(right, cross_entropy, -minus_margin, energies, products)
 
 
-def prompted_study(found: Answers) -> PromptedStudy:
+def prompted_study(answers: Answers) -> PromptedStudy:
     """Average over prompts, and correlate attributions and scores over the records.
 
     Parameters
     ----------
-    found
+    answers
         Of `ask_prompts`.
     """
-    rounds = _rounds(found)
+    rounds = _rounds(answers)
     totals = rounds.profile.mean(axis=2)
     scores = _estimate(rounds.scores.mean(axis=0), _error(rounds.scores))
     return PromptedStudy(
@@ -232,22 +234,22 @@ class _Rounds(NamedTuple):
     scores: Float[np.ndarray, "rounds scores records"]
 
 
-def _rounds(found: Answers) -> _Rounds:
-    records = found.energies.shape[2]
+def _rounds(answers: Answers) -> _Rounds:
+    records = answers.energies.shape[2]
     numbers = np.arange(records)
-    products = np.abs(found.gradient_times_input)
-    parts = [found.energies, _of_mean_one(found.energies), _of_mean_one(products)]
-    places = np.concatenate(parts, axis=1).reshape(-1, records, len(PROMPTED), records)
-    scores = np.stack([found.right, found.margin, -found.cross_entropy], axis=1)
+    products = np.abs(answers.gradient_times_input)
+    parts = [answers.energies, _over_mean(answers.energies), _over_mean(products)]
+    attributions = np.concatenate(parts, axis=1).reshape(-1, records, len(PROMPTED), records)
+    scores = np.stack([answers.right, answers.margin, -answers.cross_entropy], axis=1)
     return _Rounds(
-        places.mean(axis=1),
+        attributions.mean(axis=1),
         # The record that is gold, of the prompt that asks for it.
-        places[:, numbers, :, numbers].transpose(1, 2, 0),
+        attributions[:, numbers, :, numbers].transpose(1, 2, 0),
         scores.reshape(-1, records, len(SCORES)).transpose(0, 2, 1),
     )
 
 
-def _of_mean_one(values: Array | np.ndarray) -> Array | np.ndarray:
+def _over_mean(values: Array | np.ndarray) -> Array | np.ndarray:
     return values / values.mean(axis=2, keepdims=True)
 
 
@@ -257,16 +259,16 @@ def _correlations(rounds: _Rounds) -> Float[np.ndarray, "2 attributions scores"]
     return rank_correlation(*np.broadcast_arrays(attributed, scores[None, None]))
 
 
-def _predictions(found: Interval) -> list[Prediction]:
+def _predictions(interval: Interval) -> list[Prediction]:
     """Of one network: the correlation is one number, and the interval is over rounds."""
     return [
         Prediction(
             attribution,
             of,
             score,
-            found.value[i, j, k][None],
-            Interval(*(end[i, j, k] for end in found)),
-            int(np.isnan(found.value[i, j, k])),
+            interval.value[i, j, k][None],
+            Interval(*(end[i, j, k] for end in interval)),
+            int(np.isnan(interval.value[i, j, k])),
         )
         for i, of in enumerate((PROFILE, AT_GOLD))
         for j, attribution in enumerate(PROMPTED)
@@ -296,6 +298,6 @@ def _estimate(value: np.ndarray, error: np.ndarray) -> Estimate:
     return Estimate(jax.device_put(value), jax.device_put(error))
 
 
-def _by_name(names: tuple[str, ...], found: Estimate) -> dict[str, Estimate]:
-    rows = zip(names, found.value, found.error, strict=True)
+def _by_name(names: tuple[str, ...], estimates: Estimate) -> dict[str, Estimate]:
+    rows = zip(names, estimates.value, estimates.error, strict=True)
     return {name: Estimate(value, error) for name, value, error in rows}

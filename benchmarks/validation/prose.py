@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.validation.document_study import TASK
 from benchmarks.validation.facts import draw_facts
-from lim_jax.tasks.prompts import Prompt, laid_out, moved
+from lim_jax.tasks.prompts import Prompt, join_pieces, move_record
 
 DOCUMENTS = 5
 # Of a sentence, in characters.
@@ -46,7 +46,7 @@ def prose_prompt(seed: int, place: int, sentences: tuple[int, int] = (10, 20)) -
     pieces = [(TASK, False)]
     gold = 0
     part = 0
-    said = moved(facts.documents, facts.gold, place)
+    said = move_record(facts.documents, facts.gold, place)
     for number, name in enumerate(rng.choice(names, DOCUMENTS, replace=False).tolist()):
         there = sentences_of(name)
         count = int(rng.integers(fewest, min(most, len(there)) + 1))
@@ -60,7 +60,7 @@ def prose_prompt(seed: int, place: int, sentences: tuple[int, int] = (10, 20)) -
         for sentence in document:
             pieces += [(" ", False), (sentence, True)]
     pieces.append((f"\n\nQuestion: {facts.question}\nAnswer:", False))
-    return laid_out(pieces, f" {facts.answers[0]}", [gold])
+    return join_pieces(pieces, f" {facts.answers[0]}", [gold])
 
 
 def _title(name: str) -> str:
@@ -71,9 +71,11 @@ def _title(name: str) -> str:
 @cache
 def sentences_of(name: str) -> tuple[str, ...]:
     """The sentences of a topic's paragraphs, in order: no code, no lists, none long or short."""
-    found: list[str] = []
+    sentences: list[str] = []
     for paragraph in re.split(r"\n\s*\n", topics[name])[1:]:
         # Prose is not indented, begins with a capital letter and ends with a full stop.
         if re.match(r"[A-Z]", paragraph) and paragraph.rstrip().endswith("."):
-            found += re.split(r"(?<=[a-z)]\.)\s+(?=[A-Z])", " ".join(paragraph.split()))
-    return tuple(one for one in dict.fromkeys(found) if SHORTEST <= len(one) <= LONGEST)
+            sentences += re.split(r"(?<=[a-z)]\.)\s+(?=[A-Z])", " ".join(paragraph.split()))
+    return tuple(
+        sentence for sentence in dict.fromkeys(sentences) if SHORTEST <= len(sentence) <= LONGEST
+    )

@@ -74,15 +74,15 @@ class RecallSetting(NamedTuple):
     test: int = 128
 
 
-def all_asked(examples: Example) -> IdsOf:
+def all_answers_batch(examples: Example) -> IdsOf:
     """All that contexts ask: ids, and the answers at the places that have a weight.
 
     Examples
     --------
     >>> task = RecallTask(pairs=2, length=10, keys=3, values=4)
     >>> examples = recall_examples(task, 1, key=jax.random.key(0))
-    >>> ids, y = all_asked(examples)
-    >>> window, places = examples.window[0], y.places[0]
+    >>> ids, y = all_answers_batch(examples)
+    >>> window, places = examples.window[0], y.positions[0]
     >>> ids.shape, y.weights.tolist(), bool((window[places + 1] == y.targets[0]).all())
     ((1, 10), [[0.5, 0.5]], True)
     """
@@ -126,7 +126,7 @@ def recall_gradient(
 
 def _risk(model: CausalLM, examples: Example) -> Scalar:
     """The mean cross-entropy of the answers to all questions, in nats."""
-    ids, y = all_asked(examples)
+    ids, y = all_answers_batch(examples)
     return jax.vmap(ANSWER_LOSS, in_axes=(None, 0, 0))(model, ids, y).mean()
 
 
@@ -138,18 +138,18 @@ def _penalty(
     pools = record_weights(jnp.asarray(probes.records[0]), grid.weights, pairs)
     (ids, y), evidence = _one_question(probes, key)
     target = pairs * jax.nn.one_hot(evidence, pairs, dtype=model.embedding.dtype)
-    of_evidence = Penalty(target, cross_entropy_discrepancy, pools=pools)
-    return influence_penalty(OWN_MARGIN_LOSS, model, (ids, y), grid, of_evidence)
+    towards_evidence = Penalty(target, cross_entropy_discrepancy, pools=pools)
+    return influence_penalty(OWN_MARGIN_LOSS, model, (ids, y), grid, towards_evidence)
 
 
 def _one_question(examples: Example, key: Key[Array, ""]) -> tuple[IdsOf, Int[Array, " examples"]]:
     """Of each context, drawn; and the pair that answers it."""
-    ids, y = all_asked(examples)
-    assert y.places is not None  # of few places
-    chosen = jax.random.randint(key, (len(ids), 1), 0, y.weights.shape[1])
+    ids, y = all_answers_batch(examples)
+    assert y.positions is not None  # of few places
+    question = jax.random.randint(key, (len(ids), 1), 0, y.weights.shape[1])
     answers, places, gold = (
-        jnp.take_along_axis(part, chosen, axis=1)
-        for part in (y.targets, y.places, jnp.asarray(examples.gold))
+        jnp.take_along_axis(part, question, axis=1)
+        for part in (y.targets, y.positions, jnp.asarray(examples.gold))
     )
     return (ids, Targets(answers, jnp.ones(answers.shape), places)), gold[:, 0]
 
@@ -187,23 +187,23 @@ def recall_record(
         by pair too.
     """
     file = None if checkpoint is None else as_path(checkpoint, "checkpoint")
-    step = step_of_seeds(_Step(setting, arm == SELECTIVE), jax.vmap(_of_batches)(keys))
-    begun = _begun(setting, keys)
-    jax.block_until_ready(step(begun, 0))  # so that no stage's time compiles
+    step = step_of_seeds(_Step(setting, arm == SELECTIVE), jax.vmap(_batches_key)(keys))
+    states = _initial_states(setting, keys)
+    jax.block_until_ready(step(states, 0))  # so that no stage's time compiles
 
     def stage(states: PyTree, number: int) -> tuple[PyTree, tuple[Array, Array, Array]]:
-        started = process_time()
+        start = process_time()
         for index in range(number * setting.every, (number + 1) * setting.every):
             states, _ = step(states, index)
         jax.block_until_ready(states)
-        return states, (*_judged(test, states[0]), jnp.asarray(process_time() - started))
+        return states, (*_judge(test, states[0]), jnp.asarray(process_time() - start))
 
-    before = _judged(test, begun[0])
+    before = _judge(test, states[0])
     run = setting, keys, arm, test
-    _, (*after, seconds) = resumable(stage, begun, setting.stages, run=run, checkpoint=file)
+    _, (*after, seconds) = resumable(stage, states, setting.stages, run=run, checkpoint=file)
     accuracy, risk = (
-        np.concatenate([np.asarray(first)[None], np.asarray(rest)])
-        for first, rest in zip(before, after, strict=True)
+        np.concatenate([np.asarray(first)[None], np.asarray(later)])
+        for first, later in zip(before, after, strict=True)
     )
     return {
         "steps": [setting.every * stage for stage in range(setting.stages + 1)],
@@ -213,13 +213,13 @@ def recall_record(
     }
 
 
-def _of_batches(key: Key[Array, ""]) -> Key[Array, ""]:
+def _batches_key(key: Key[Array, ""]) -> Key[Array, ""]:
     return jax.random.fold_in(key, 1)
 
 
 @filter_jit
-def _begun(setting: RecallSetting, keys: Key[Array, " seeds"]) -> PyTree:
-    def of_seed(key: Key[Array, ""]) -> PyTree:
+def _initial_states(setting: RecallSetting, keys: Key[Array, " seeds"]) -> PyTree:
+    def begin(key: Key[Array, ""]) -> PyTree:
         model = gaussian_model(
             setting.task.vocabulary,
             setting.task.length,
@@ -230,7 +230,7 @@ def _begun(setting: RecallSetting, keys: Key[Array, " seeds"]) -> PyTree:
         )
         return model, _optimiser(setting).init(eqx.filter(model, eqx.is_array))
 
-    return eqx.filter_vmap(of_seed)(keys)
+    return eqx.filter_vmap(begin)(keys)
 
 
 def _optimiser(setting: RecallSetting) -> optax.GradientTransformation:
@@ -249,32 +249,32 @@ class _Step(eqx.Module):
         del index
         setting = self.setting
         model, moments = state
-        of_examples, of_probes, of_questions = jax.random.split(key, 3)
+        examples_key, probes_key, questions_key = jax.random.split(key, 3)
         draw = partial(recall_examples, setting.task)
-        examples = draw(setting.batch, key=of_examples)
-        probes = draw(setting.probes, key=of_probes) if self.selective else None
-        slope = recall_gradient(setting, model, examples, probes, of_questions)
+        examples = draw(setting.batch, key=examples_key)
+        probes = draw(setting.probes, key=probes_key) if self.selective else None
+        slope = recall_gradient(setting, model, examples, probes, questions_key)
         change, moments = _optimiser(setting).update(slope, moments)
         return (eqx.apply_updates(model, change), moments), None
 
 
 @filter_jit
-def _judged(
+def _judge(
     test: Example, models: CausalLM
 ) -> tuple[Float[Array, "seeds pairs"], Float[Array, " seeds"]]:
-    ids, y = all_asked(test)
+    ids, y = all_answers_batch(test)
     gold = jnp.asarray(test.gold)
     pairs = test.gold.shape[-1]
 
-    def of_one(model: CausalLM) -> tuple[Array, Scalar]:
+    def judge_model(model: CausalLM) -> tuple[Array, Scalar]:
         def right(ids: Int[Array, " length"], y: Targets) -> Float[Array, " queries"]:
-            logits = model.logits(ids)[y.places]
+            logits = model.logits(ids)[y.positions]
             return (logits.argmax(axis=1) == y.targets).astype(logits.dtype)
 
         found = jax.vmap(right)(ids, y)
         return by_place(found.ravel(), gold.ravel(), pairs), _risk(model, test)
 
-    return eqx.filter_vmap(of_one)(models)
+    return eqx.filter_vmap(judge_model)(models)
 
 
 class RecallGain(NamedTuple):
@@ -303,12 +303,12 @@ def recall_gains(records: Mapping[str, Mapping[str, Any]]) -> dict[int, RecallGa
     """
     plain, ours = (records[name] for name in RECALLED)
     dearer = ours["seconds_per_step"] / plain["seconds_per_step"]
-    mine, theirs = (np.mean(one["accuracy"], axis=2) for one in (ours, plain))
+    mine, theirs = (np.mean(record["accuracy"], axis=2) for record in (ours, plain))
 
-    def over(stage: int, reached: float) -> Interval | None:
-        if reached > plain["steps"][-1]:
+    def over(stage: int, steps: float) -> Interval | None:
+        if steps > plain["steps"][-1]:
             return None
-        there = [np.interp(reached, plain["steps"], course) for course in theirs.T]
+        there = [np.interp(steps, plain["steps"], course) for course in theirs.T]
         return paired_interval(mine[stage] - np.array(there))
 
     return {

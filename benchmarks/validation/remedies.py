@@ -23,7 +23,7 @@ from benchmarks.validation.retrievers import (
     MARGIN_LOSS,
     OWN_MARGIN_LOSS,
     Setting,
-    asked,
+    answer_batch,
     draw,
     retrieval_risk,
 )
@@ -125,8 +125,8 @@ def importance_weighted(setting: Setting) -> Arm:
     weights = eqx.filter_jit(importance_weights)(*law, token_grid(records))
 
     def gradient(model, memory, batches):
-        of_gold = weights[batches.training.gold[:, 0]]
-        return _risk_gradient(model, batches.training, of_gold), memory
+        gold_weights = weights[batches.training.gold[:, 0]]
+        return _risk_gradient(model, batches.training, gold_weights), memory
 
     return Arm(gradient)
 
@@ -143,7 +143,7 @@ def reweighted(setting: Setting, *, every: int = 10, rate: float = 0.5) -> Arm:
 
     def reweigh(model: CausalLM, weights: Array, examples: Example) -> Array:
         energies = (
-            adjoint_energies(ANSWER_LOSS, model, asked(examples), grid)
+            adjoint_energies(ANSWER_LOSS, model, answer_batch(examples), grid)
             @ pools.T
             / pools.sum(axis=1)[None, :]
         )
@@ -159,8 +159,8 @@ def reweighted(setting: Setting, *, every: int = 10, rate: float = 0.5) -> Arm:
             lambda weights: weights,
             weights,
         )
-        of_gold = weights[batches.training.gold[:, 0]]
-        return _risk_gradient(model, batches.training, of_gold), weights
+        gold_weights = weights[batches.training.gold[:, 0]]
+        return _risk_gradient(model, batches.training, gold_weights), weights
 
     return Arm(gradient, jnp.ones(setting.task.records), every)
 
@@ -171,9 +171,9 @@ def balanced_on_training(setting: Setting, *, strength: float = 1.0) -> Arm:
     penalty = Penalty(pools=_pools(setting))
 
     def gradient(model, memory, batches):
-        batch = asked(batches.training)
-        _, found, _ = risk_and_penalty(ANSWER_LOSS, model, batch, grid, penalty)
-        return _added(found.risk, _clipped(found.penalty, strength)), memory
+        batch = answer_batch(batches.training)
+        _, gradients, _ = risk_and_penalty(ANSWER_LOSS, model, batch, grid, penalty)
+        return _add(gradients.risk, _clip(gradients.penalty, strength)), memory
 
     return Arm(gradient)
 
@@ -192,11 +192,11 @@ def probed_penalty(
     pools = _pools(setting)
     targets = {"uniform": uniform_law, "middle": partial(middle_law, odds=2 / 3)}
     density = targets[target](setting.task.records) * setting.task.records
-    of_records = Penalty(density, estimate=example_density, pools=pools)
+    over_records = Penalty(density, estimate=example_density, pools=pools)
 
     def penalty(model: CausalLM, examples: Example) -> Scalar:
-        batch = asked(_first(examples, probes))
-        return influence_penalty(MARGIN_LOSS, model, batch, grid, of_records)
+        batch = answer_batch(_first(examples, probes))
+        return influence_penalty(MARGIN_LOSS, model, batch, grid, over_records)
 
     return penalty
 
@@ -230,11 +230,11 @@ def balanced_on_probes(
     """
     penalty = probed_penalty(setting, target, probes)
 
-    def of_penalty(model: CausalLM, batches: Batches) -> CausalLM:
-        examples = _of_law(setting, law, batches)
-        return _clipped(eqx.filter_grad(penalty)(model, examples), strength * every)
+    def penalty_gradient(model: CausalLM, batches: Batches) -> CausalLM:
+        examples = _probes_of_law(setting, law, batches)
+        return _clip(eqx.filter_grad(penalty)(model, examples), strength * every)
 
-    return _looking(of_penalty, every)
+    return _with_penalty(penalty_gradient, every)
 
 
 def selective_on_probes(
@@ -273,21 +273,23 @@ def selective_on_probes(
     shares = _gold_share_penalty(setting)
     records = setting.task.records
 
-    def told(batches: Batches) -> tuple[Example, Int[Array, " probes"]]:
+    def probes_and_evidence(batches: Batches) -> tuple[Example, Int[Array, " probes"]]:
         """Probes, and the records that are said to be their evidence."""
-        examples = _first(_of_law(setting, law, batches), probes)
+        examples = _first(_probes_of_law(setting, law, batches), probes)
         gold = examples.gold[:, 0]
-        of_chance, of_place = jax.random.split(jax.random.fold_in(batches.key, 1))
-        moved = (gold + jax.random.randint(of_place, gold.shape, 1, records)) % records
-        return examples, jnp.where(jax.random.bernoulli(of_chance, wrong, gold.shape), moved, gold)
+        chance_key, place_key = jax.random.split(jax.random.fold_in(batches.key, 1))
+        wrong_gold = (gold + jax.random.randint(place_key, gold.shape, 1, records)) % records
+        return examples, jnp.where(
+            jax.random.bernoulli(chance_key, wrong, gold.shape), wrong_gold, gold
+        )
 
-    def of_penalty(model: CausalLM, batches: Batches) -> CausalLM:
-        examples, evidence = told(batches)
-        found = eqx.filter_grad(shares)(model, examples, evidence, losses[answers])
-        found = _clipped(found, strength * every, clip)
-        return _added(found, _risk_gradient(model, examples)) if taught else found
+    def penalty_gradient(model: CausalLM, batches: Batches) -> CausalLM:
+        examples, evidence = probes_and_evidence(batches)
+        gradient = eqx.filter_grad(shares)(model, examples, evidence, losses[answers])
+        gradient = _clip(gradient, strength * every, clip)
+        return _add(gradient, _risk_gradient(model, examples)) if taught else gradient
 
-    return _looking(of_penalty, every)
+    return _with_penalty(penalty_gradient, every)
 
 
 def _gold_share_penalty(
@@ -306,34 +308,34 @@ def _gold_share_penalty(
         model: CausalLM, examples: Example, evidence: Int[Array, " examples"], loss: LossOfIds
     ) -> Scalar:
         target = records * jax.nn.one_hot(evidence, records, dtype=model.embedding.dtype)
-        of_evidence = Penalty(target, cross_entropy_discrepancy, pools=pools)
-        return influence_penalty(loss, model, asked(examples), grid, of_evidence)
+        towards_evidence = Penalty(target, cross_entropy_discrepancy, pools=pools)
+        return influence_penalty(loss, model, answer_batch(examples), grid, towards_evidence)
 
     return penalty
 
 
-def _of_law(setting: Setting, law: str, batches: Batches) -> Example:
+def _probes_of_law(setting: Setting, law: str, batches: Batches) -> Example:
     """The batch's probes, which are uniform, or others of a law."""
     if law == "uniform":
         return batches.probes
     return draw(setting, LAWS[law](setting.task.records), key=batches.key)
 
 
-def _looking(of_penalty: Callable[[CausalLM, Batches], CausalLM], every: int) -> Arm:
+def _with_penalty(penalty_gradient: Callable[[CausalLM, Batches], CausalLM], every: int) -> Arm:
     """The risk's gradient, and on every n-th step a penalty's beside it."""
 
     def gradient(model, memory, batches):
         risk = _risk_gradient(model, batches.training)
         if every == 1:
-            return _added(risk, of_penalty(model, batches)), memory
-        arrays, rest = eqx.partition(model, eqx.is_array)
-        found = jax.lax.cond(
+            return _add(risk, penalty_gradient(model, batches)), memory
+        arrays, static = eqx.partition(model, eqx.is_array)
+        beside = jax.lax.cond(
             batches.step % every == 0,
-            lambda arrays: of_penalty(eqx.combine(arrays, rest), batches),
+            lambda arrays: penalty_gradient(eqx.combine(arrays, static), batches),
             lambda arrays: jax.tree.map(jnp.zeros_like, eqx.filter(arrays, eqx.is_inexact_array)),
             arrays,
         )
-        return _added(risk, found), memory
+        return _add(risk, beside), memory
 
     return Arm(gradient, every=every)
 
@@ -347,7 +349,7 @@ def constrained_on_probes(setting: Setting, *, limit: float = 0.02, stiffness: f
         raised = raised_multiplier(multiplier, value, limit=limit, stiffness=stiffness)
         risk = _risk_gradient(model, batches.training)
         # The multiplier follows slowly: one batch is no minimisation.
-        return _added(risk, _clipped(slope, raised)), multiplier + 0.02 * (raised - multiplier)
+        return _add(risk, _clip(slope, raised)), multiplier + 0.02 * (raised - multiplier)
 
     return Arm(gradient, jnp.zeros(()))
 
@@ -360,30 +362,30 @@ def observed(
     Of some of the batch and some of the places, which are drawn anew at each step.
     """
     grid = _token_grid(setting)
-    of_records = 2 * setting.task.records
+    num_positions = 2 * setting.task.records
 
     def observations(model: CausalLM, x: Array) -> Array:
         return model.flow.trajectory(x, grid).states[:-1, -1]
 
     def penalty(model: CausalLM, batches: Batches) -> Scalar:
-        of_signs, of_places = jax.random.split(batches.key)
-        chosen = jax.random.choice(of_places, of_records, (places,), replace=False)
+        signs_key, positions_key = jax.random.split(batches.key)
+        positions = jax.random.choice(positions_key, num_positions, (places,), replace=False)
         value, _ = observability_objective(
             lambda *_: jnp.zeros(()),
             observations,
             model,
             _embedded(model, _first(batches.training, examples)),
             grid,
-            rademacher_probes(1, setting.width, key=of_signs),
+            rademacher_probes(1, setting.width, key=signs_key),
             strength=1.0,
             step=1.0,
-            positions=chosen,
+            positions=positions,
         )
         return value
 
     def gradient(model, memory, batches):
-        found = eqx.filter_grad(penalty)(model, batches)
-        return _added(_risk_gradient(model, batches.training), _clipped(found, strength)), memory
+        slope = eqx.filter_grad(penalty)(model, batches)
+        return _add(_risk_gradient(model, batches.training), _clip(slope, strength)), memory
 
     return Arm(gradient)
 
@@ -400,8 +402,8 @@ def answers_on_probes(setting: Setting, *, probes: int | None = None) -> Arm:
     """
 
     def gradient(model, memory, batches):
-        told = batches.training, _first(batches.probes, probes)
-        return _added(*(_risk_gradient(model, part) for part in told)), memory
+        examples = batches.training, _first(batches.probes, probes)
+        return _add(*(_risk_gradient(model, part) for part in examples)), memory
 
     return Arm(gradient)
 
@@ -430,7 +432,7 @@ def _risk_gradient(model: CausalLM, examples: Example, weights: Array | None = N
 
 
 def _embedded(model: CausalLM, examples: Example) -> tuple[Array, Any]:
-    ids, y = asked(examples)
+    ids, y = answer_batch(examples)
     return jax.vmap(model.embed)(ids, y), y
 
 
@@ -448,14 +450,12 @@ def _pools(setting: Setting) -> Float[Array, "records length"]:
     return record_weights(numbers, _token_grid(setting).weights, records)
 
 
-def _clipped(
-    gradient: CausalLM, strength: Scalar | float, clip: Scalar | float = UNTIL
-) -> CausalLM:
+def _clip(gradient: CausalLM, strength: Scalar | float, clip: Scalar | float = UNTIL) -> CausalLM:
     """A penalty's gradient times its strength, and then no longer than `clip`."""
     scaled = jax.tree.map(lambda leaf: strength * leaf, gradient)
     factor = jnp.minimum(1.0, clip / (optax.tree.norm(scaled) + 1e-12))
     return jax.tree.map(lambda leaf: factor * leaf, scaled)
 
 
-def _added(first: CausalLM, second: CausalLM) -> CausalLM:
+def _add(first: CausalLM, second: CausalLM) -> CausalLM:
     return jax.tree.map(jnp.add, first, second)

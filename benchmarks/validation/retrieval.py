@@ -108,8 +108,8 @@ def key_value_examples(task: KeyValueTask, gold: Gold, *, key: Key[Array, ""]) -
 
 @filter_jit
 def _key_value_examples(task: KeyValueTask, gold: Gold, key: Key[Array, ""]) -> Example:
-    of_keys, of_values = jax.random.split(key)
-    keys, values = _pairs(of_keys, of_values, gold.shape[0], task.records, task.keys, task.values)
+    keys_key, values_key = jax.random.split(key)
+    keys, values = _pairs(keys_key, values_key, gold.shape[0], task.records, task.keys, task.values)
     rows = jnp.arange(gold.shape[0])
     pairs = jnp.stack([keys, values], axis=2).reshape(gold.shape[0], -1)
     window = jnp.column_stack([pairs, keys[rows, gold], values[rows, gold]])
@@ -156,30 +156,30 @@ def _recall_examples(task: RecallTask, keys: Key[Array, " examples"]) -> Example
 
 
 def _recall_context(task: RecallTask, key: Key[Array, ""]) -> Example:
-    of_keys, of_values, of_places, of_rest = jax.random.split(key, 4)
-    keys, values = _pairs(of_keys, of_values, 1, task.pairs, task.keys, task.values)
+    keys_key, values_key, places_key, fill_key = jax.random.split(key, 4)
+    keys, values = _pairs(keys_key, values_key, 1, task.pairs, task.keys, task.values)
     pairs = jnp.stack([keys[0], values[0]], axis=1).reshape(-1)
     free = (task.length - 2 * task.pairs) // 2
     odds = jnp.arange(1.0, free + 1) ** (task.power - 1.0)
     # The pair that comes first draws its place first.
-    slots = jax.random.choice(of_places, free, (task.pairs,), replace=False, p=odds / odds.sum())
+    slots = jax.random.choice(places_key, free, (task.pairs,), replace=False, p=odds / odds.sum())
     at = 2 * (task.pairs + slots)
-    rest = task.keys + jax.random.randint(of_rest, (task.length + 1,), 0, task.values)
-    window = rest.at[: 2 * task.pairs].set(pairs).at[at].set(keys[0]).at[at + 1].set(values[0])
+    fill = task.keys + jax.random.randint(fill_key, (task.length + 1,), 0, task.values)
+    window = fill.at[: 2 * task.pairs].set(pairs).at[at].set(keys[0]).at[at + 1].set(values[0])
     weights = jnp.zeros(task.length).at[at].set(1 / task.pairs)
     records = jnp.append(jnp.repeat(jnp.arange(task.pairs), 2), jnp.full(2 * free, -1, int))
     return Example(window, weights, records, jnp.argsort(at))
 
 
 def _pairs(
-    of_keys: Key[Array, ""],
-    of_values: Key[Array, ""],
+    keys_key: Key[Array, ""],
+    values_key: Key[Array, ""],
     count: int,
     pairs: int,
     keys: int,
     values: int,
 ) -> tuple[Int[Array, "examples pairs"], Int[Array, "examples pairs"]]:
     """Distinct keys for each context, and values."""
-    uniform = jax.random.uniform(of_keys, (count * keys,)).reshape(count, keys)
-    drawn = jnp.argsort(uniform, axis=1)[:, :pairs]
-    return drawn, keys + jax.random.randint(of_values, (count, pairs), 0, values)
+    uniform = jax.random.uniform(keys_key, (count * keys,)).reshape(count, keys)
+    distinct = jnp.argsort(uniform, axis=1)[:, :pairs]
+    return distinct, keys + jax.random.randint(values_key, (count, pairs), 0, values)

@@ -116,15 +116,15 @@ class PlaceScores(NamedTuple):
     cross_entropy: Float[Array, "*seeds records"]
 
 
-def asked(examples: Example) -> tuple[Int[Array, "examples length"], Targets]:
+def answer_batch(examples: Example) -> tuple[Int[Array, "examples length"], Targets]:
     """A batch of `ANSWER_LOSS` or `MARGIN_LOSS`: ids, and the answer asked at their last place.
 
     Examples
     --------
     >>> task = KeyValueTask(records=2, keys=3, values=4)
     >>> examples = key_value_examples(task, jnp.array([1]), key=jax.random.key(0))
-    >>> ids, y = asked(examples)
-    >>> ids.shape, y.places.tolist(), bool(y.targets[0, 0] == examples.window[0, -1])
+    >>> ids, y = answer_batch(examples)
+    >>> ids.shape, y.positions.tolist(), bool(y.targets[0, 0] == examples.window[0, -1])
     ((1, 5), [[4]], True)
     """
     windows = jnp.asarray(examples.window)
@@ -135,16 +135,16 @@ def asked(examples: Example) -> tuple[Int[Array, "examples length"], Targets]:
 
 def retrieval_risk(model: CausalLM, examples: Example, weights: Array | None = None) -> Scalar:
     """The mean cross-entropy of the answers, in nats; each times its weight, if there are some."""
-    ids, y = asked(examples)
+    ids, y = answer_batch(examples)
     losses = jax.vmap(ANSWER_LOSS, in_axes=(None, 0, 0))(model, ids, y)
     return losses.mean() if weights is None else (weights * losses).mean()
 
 
 def draw(setting: Setting, law: Law, *, key: Key[Array, ""]) -> Example:
     """A batch of the setting's size, with gold places of a law."""
-    of_gold, of_pairs = jax.random.split(key)
-    gold = gold_places(law, setting.batch, key=of_gold)
-    return key_value_examples(setting.task, gold, key=of_pairs)
+    gold_key, pairs_key = jax.random.split(key)
+    gold = gold_places(law, setting.batch, key=gold_key)
+    return key_value_examples(setting.task, gold, key=pairs_key)
 
 
 def new_retriever(setting: Setting, *, key: Key[Array, ""]) -> CausalLM:
@@ -161,7 +161,7 @@ def new_retriever(setting: Setting, *, key: Key[Array, ""]) -> CausalLM:
     size = setting.width // setting.heads
     model = gaussian_model(
         task.vocabulary,
-        task.length,
+        None if setting.rotary else task.length,
         width=setting.width,
         heads=setting.heads,
         depth=setting.depth,
@@ -178,12 +178,12 @@ def _hybrid(layers: TransformerField, setting: Setting, key: Key[Array, ""]) -> 
     """Layers of which only every so-many-th keeps its attention."""
     order = [int((k + 1) % setting.attention_every == 0) for k in range(setting.depth)]
 
-    def of_kind(kind: int) -> TransformerField:
+    def layers_of_kind(kind: int) -> TransformerField:
         return jax.tree.map(lambda leaf: leaf[np.flatnonzero(np.equal(order, kind))], layers)
 
     keys = jax.random.split(key, order.count(0))
     states = jax.vmap(partial(_gated_delta, setting.width, setting.heads))(keys)
-    return LayersByKind((replace(of_kind(0), attention=states), of_kind(1)), order)
+    return LayersByKind((replace(layers_of_kind(0), attention=states), layers_of_kind(1)), order)
 
 
 def _gated_delta(width: int, heads: int, key: Key[Array, ""]) -> GatedDelta:
@@ -236,11 +236,11 @@ def train_retrievers(
     """
     file = None if checkpoint is None else as_path(checkpoint, "checkpoint")
     if setting.steps == 0:
-        return _begun(setting, keys)[0], jnp.zeros((0, len(keys)))
-    of_batches = jax.vmap(partial(jax.random.fold_in, data=1))(keys)
+        return _initial_states(setting, keys)[0], jnp.zeros((0, len(keys)))
+    batch_keys = jax.vmap(partial(jax.random.fold_in, data=1))(keys)
     (models, _), losses = resumable(
-        step_of_seeds(_Lesson(setting), of_batches),
-        _begun(setting, keys),
+        step_of_seeds(_Lesson(setting), batch_keys),
+        _initial_states(setting, keys),
         setting.steps,
         run=(setting, keys),
         checkpoint=file,
@@ -256,12 +256,12 @@ def _optimiser(setting: Setting) -> optax.GradientTransformation:
 
 
 @filter_jit
-def _begun(setting: Setting, keys: Key[Array, " seeds"]) -> PyTree:
-    def of_seed(key: Key[Array, ""]) -> PyTree:
+def _initial_states(setting: Setting, keys: Key[Array, " seeds"]) -> PyTree:
+    def begin(key: Key[Array, ""]) -> PyTree:
         model = new_retriever(setting, key=jax.random.fold_in(key, 0))
         return model, _optimiser(setting).init(eqx.filter(model, eqx.is_array))
 
-    return eqx.filter_vmap(of_seed)(keys)
+    return eqx.filter_vmap(begin)(keys)
 
 
 class _Lesson(eqx.Module):
@@ -291,22 +291,22 @@ def scores_by_place(model: CausalLM, examples: Example) -> PlaceScores:
         That ask at their last place for one record each: every gold place of `records` must be
         there (`every_place`), else its scores are NaN.
     """
-    ids, y = asked(examples)
+    ids, y = answer_batch(examples)
     gold = jnp.asarray(examples.gold[:, 0])
     records = examples.records.shape[1] // 2
 
-    def judged(ids: Int[Array, " length"], y: Targets) -> tuple[Array, Array, Array]:
+    def judge(ids: Int[Array, " length"], y: Targets) -> tuple[Array, Array, Array]:
         logits = model.logits(ids)[-1:]
         answer = y.targets
-        one = y.weights
+        weight = y.weights
         right = logits.argmax(axis=1)[0] == answer[0]
         scores = (
-            -margin_loss(logits, answer, one),
-            autoregressive_cross_entropy(logits, answer, one),
+            -margin_loss(logits, answer, weight),
+            autoregressive_cross_entropy(logits, answer, weight),
         )
         return right.astype(logits.dtype), *scores
 
-    return PlaceScores(*(by_place(values, gold, records) for values in jax.vmap(judged)(ids, y)))
+    return PlaceScores(*(by_place(values, gold, records) for values in jax.vmap(judge)(ids, y)))
 
 
 def by_place(
@@ -335,9 +335,9 @@ def in_the_middle(
     >>> float(in_the_middle(jnp.array([9.0, 1.0, 3.0, 9.0])))
     2.0
     """
-    found = np.asarray(values)
-    kept = np.asarray(middle_law(found.shape[-1], odds=0.0)) > 0
-    return np.asarray(found[..., kept].mean(axis=-1))
+    array = np.asarray(values)
+    inside = np.asarray(middle_law(array.shape[-1], odds=0.0)) > 0
+    return np.asarray(array[..., inside].mean(axis=-1))
 
 
 def examples_of_every_place(setting: Setting, count: int, *, key: Key[Array, ""]) -> Example:
@@ -345,6 +345,6 @@ def examples_of_every_place(setting: Setting, count: int, *, key: Key[Array, ""]
     return key_value_examples(setting.task, every_place(setting.task.records, count), key=key)
 
 
-def of_seeds(function: Callable) -> Callable:
+def over_seeds(function: Callable) -> Callable:
     """A function of one network and examples, as one of networks of all seeds and these."""
     return eqx.filter_vmap(function, in_axes=(eqx.if_array(0), None))

@@ -80,9 +80,9 @@ def study(
         expected="one of them, or none",
         cure="Run each study by itself, in a folder of its own.",
     )
-    _require_model_of(model, train, faithfulness, prompts, records)
+    _require_model(model, train, faithfulness, prompts, records)
     if model is not None:
-        return _of_model(
+        return _run_model_study(
             as_path(model, "model"),
             train,
             faithfulness,
@@ -109,13 +109,13 @@ def study(
     return 0
 
 
-def _require_model_of(
+def _require_model(
     model: object, train: bool, faithfulness: bool, prompts: object, records: object
 ) -> None:
     """Refuse a study of a published model without one, and options that it does not read."""
-    for name, asked in (("train", train), ("faithfulness", faithfulness)):
+    for name, is_asked in (("train", train), ("faithfulness", faithfulness)):
         require(
-            model is not None or not asked,
+            model is not None or not is_asked,
             name,
             got="no model",
             expected="a published model",
@@ -138,7 +138,7 @@ def _require_model_of(
         )
 
 
-def _of_model(
+def _run_model_study(
     model: Path,
     train: bool,
     faithfulness: bool,
@@ -173,24 +173,24 @@ def _ask(model: Path, prompts: int, records: Sequence[int], folder: Path) -> Non
     settings = {
         f"{count} records": PromptSetting(records=count, prompts=prompts) for count in records
     }
-    asked = LanguageModel.from_pretrained(model)
-    found = {}
+    language_model = LanguageModel.from_pretrained(model)
+    results = {}
     names = []
     for name, setting in settings.items():
         answers = ask_prompts(
-            asked.network,
-            asked.tokenizer,
+            language_model.network,
+            language_model.tokenizer,
             setting,
             checkpoint=folder / UNFINISHED / f"{setting.records}.jsonl",
             progress=partial(tqdm, desc=name, unit="prompt"),
         )
         result = prompted_study(answers)
-        found[name] = {"prompts": prompts, **result.record()}
+        results[name] = {"prompts": prompts, **result.record()}
         names.append(f"prompted_{setting.records}")
-        title = f"{asked.name}, {name}, n = {prompts}"
+        title = f"{language_model.name}, {name}, n = {prompts}"
         save_figure(prompted_records(result, title), folder, names[-1])
-    write_json(folder / "prompted.json", found)
-    page = prompted_page(found, asked.name, [f"{name}.png" for name in names])
+    write_json(folder / "prompted.json", results)
+    page = prompted_page(results, language_model.name, [f"{name}.png" for name in names])
     (folder / "prompted.md").write_text(page, encoding="utf-8")
     print(page)
     print(f"Wrote prompted.json, prompted.md and {len(names)} figures to {folder}.")

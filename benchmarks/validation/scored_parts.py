@@ -16,8 +16,8 @@ from lim_jax.adjoint.masking import path_rule
 from lim_jax.attribution.gradients import Tokens
 from lim_jax.attribution.mask_gradients import (
     LEAST,
+    answer_mask_gradient,
     mask_gradients,
-    whole_mask_gradient,
     with_documents_at,
 )
 from lim_jax.attribution.method import Run, scores_by_token
@@ -79,7 +79,7 @@ class MaskVariant(NamedTuple):
                 jax.tree_util.Partial(_where_parts_read_themselves_less, nodes),
                 model,
                 [context.window],
-                ask=[context.asked],
+                ask=[context.ask],
                 loss=loss,
                 parts=[document_numbers(context)],
             )
@@ -106,23 +106,23 @@ def mask_variants(weights: tuple[float, ...], paths: tuple[int, ...]) -> list[Ma
 
 
 def context_of_prompt(
-    prompt: Prompt, encoded: EncodedText, said: Int[np.ndarray, " answer"]
+    prompt: Prompt, encoded: EncodedText, answer: Int[np.ndarray, " answer"]
 ) -> Context:
     """Return a prompt and what the model said, which is asked; parts are named by their numbers."""
-    window = np.concatenate([encoded.ids, said])
+    window = np.concatenate([encoded.ids, answer])
     weights = np.zeros(len(window) - 1)
-    weights[-len(said) :] = 1 / len(said)
+    weights[-len(answer) :] = 1 / len(answer)
     spans = tuple(
         Span(f"{number}", np.flatnonzero(encoded.within(*span)))
         for number, span in enumerate(prompt.spans)
     )
-    tokens = (*encoded.tokens, *[""] * (len(said) - 1))
+    tokens = (*encoded.tokens, *[""] * (len(answer) - 1))
     return Context(window, weights, tokens, spans)
 
 
 def parts_of_prompt(context: Context) -> list[Segment]:
     """Return the parts of a prompt, one for each span."""
-    return [Segment(span.name, span.texts, span.places) for span in context.spans]
+    return [Segment(span.name, span.texts, span.positions) for span in context.spans]
 
 
 def _where_parts_read_themselves_less(
@@ -138,6 +138,6 @@ def _where_parts_read_themselves_less(
     def gradient(node: Float[Array, "2"]) -> Tokens:
         log_weight, share = node
         asked = with_documents_at(log_weight, x, y, parts)._replace(parts=None)
-        return share * whole_mask_gradient(loss.loss, model, x, asked)
+        return share * answer_mask_gradient(loss.loss, model, x, asked)
 
     return -jax.lax.map(gradient, nodes).sum(axis=0)

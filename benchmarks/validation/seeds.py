@@ -26,26 +26,28 @@ def step_of_seeds(
     for example ``jax.vmap(init)(keys)``.
     """
     # A function's program goes with the function, and with the arrays that it closes over.
-    moved = _shared_move if isinstance(update, eqx.Module) else eqx.filter_jit(_moved)
+    update_all = _shared_move if isinstance(update, eqx.Module) else eqx.filter_jit(_update_seeds)
 
     def step(states: State, index: int) -> tuple[State, PyTree]:
-        return moved(update, states, keys, jnp.asarray(index))
+        return update_all(update, states, keys, jnp.asarray(index))
 
     return step
 
 
-def _moved(
+def _update_seeds(
     update: PyTree, states: PyTree, keys: Key[Array, " seeds"], index: Int[Array, ""]
 ) -> tuple[PyTree, PyTree]:
-    arrays, rest = eqx.partition(states, eqx.is_array)
+    arrays, static = eqx.partition(states, eqx.is_array)
 
-    def of_seed(seed: tuple[PyTree, Key[Array, ""]]) -> tuple[PyTree, PyTree]:
+    def update_seed(seed: tuple[PyTree, Key[Array, ""]]) -> tuple[PyTree, PyTree]:
         state, key = seed
-        moved, record = update(eqx.combine(state, rest), jax.random.fold_in(key, index), index)
-        return eqx.filter(moved, eqx.is_array), record
+        states_after, record = update(
+            eqx.combine(state, static), jax.random.fold_in(key, index), index
+        )
+        return eqx.filter(states_after, eqx.is_array), record
 
-    moved, records = jax.lax.map(of_seed, (arrays, keys))
-    return eqx.combine(moved, rest), records
+    states_after, records = jax.lax.map(update_seed, (arrays, keys))
+    return eqx.combine(states_after, static), records
 
 
-_shared_move = eqx.filter_jit(_moved)
+_shared_move = eqx.filter_jit(_update_seeds)

@@ -16,7 +16,7 @@ from benchmarks.validation.retrievers import (
     Retrievers,
     Setting,
     examples_of_every_place,
-    of_seeds,
+    over_seeds,
     scores_by_place,
 )
 
@@ -56,17 +56,17 @@ def shift_record(
         record (of the margin, normalised by example), and rank correlations as of
         `prediction.predict`.
     """
-    of_test, of_attributions = jax.random.split(key)
-    found = {}
+    test_key, attributions_key = jax.random.split(key)
+    by_length = {}
     for factor in FACTORS:
         at = in_longer_contexts(setting, factor)
-        asked = examples_of_every_place(at, test, key=of_test)
-        scores = eqx.filter_jit(of_seeds(scores_by_place))(models, asked)
-        looked = examples_of_every_place(at, attributed, key=of_attributions)
-        judged = of_seeds(record_scores)(models, looked)
-        found[f"{at.task.records} records"] = {
+        examples = examples_of_every_place(at, test, key=test_key)
+        scores = eqx.filter_jit(over_seeds(scores_by_place))(models, examples)
+        attributed_examples = examples_of_every_place(at, attributed, key=attributions_key)
+        record_values = over_seeds(record_scores)(models, attributed_examples)
+        by_length[f"{at.task.records} records"] = {
             "accuracy": np.asarray(scores.accuracy).tolist(),
-            "influence": np.asarray(judged.profile[NORMALISED]).tolist(),
-            "predictions": [one.record() for one in predict(judged)],
+            "influence": np.asarray(record_values.profile[NORMALISED]).tolist(),
+            "predictions": [prediction.record() for prediction in predict(record_values)],
         }
-    return found
+    return by_length

@@ -23,12 +23,12 @@ class Stopwatch:
     >>> watch = Stopwatch()
     >>> for _ in range(3):
     ...     _ = watch("rows", 4, jax.numpy.sin, jax.numpy.ones(4))
-    >>> watch.found["rows"][1], watch.found["rows"][0] > 0  # the first call compiles
+    >>> watch.totals["rows"][1], watch.totals["rows"][0] > 0  # the first call compiles
     (8, True)
     """
 
     def __init__(self):
-        self.found: dict[str, list[float]] = {}
+        self.totals: dict[str, list[float]] = {}
         self._compiled: set[Any] = set()
 
     def __call__(
@@ -50,7 +50,7 @@ class Stopwatch:
         start = clock()
         made = jax.tree.map(np.asarray, program(*arguments))
         if compiled:
-            seconds, before = self.found.get(name, (0.0, 0))
-            self.found[name] = [seconds + clock() - start, before + count]
+            seconds, before = self.totals.get(name, (0.0, 0))
+            self.totals[name] = [seconds + clock() - start, before + count]
         self._compiled.add((program, shapes))
         return made

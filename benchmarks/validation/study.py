@@ -36,7 +36,7 @@ from benchmarks.validation.retrievers import (
     Setting,
     draw,
     examples_of_every_place,
-    of_seeds,
+    over_seeds,
     train_retrievers,
 )
 from benchmarks.validation.shifting import shift_record
@@ -150,31 +150,31 @@ def presets() -> dict[str, Preset]:
 
 
 def _ablations(shorter: str, longer: str, deeper: str) -> dict[str, Variant]:
-    own = partial(Variant, SELECTIVE)
-    true = partial(Variant, SELECTIVE_TRUE)
-    told = partial(Variant, ANSWERS)
-    balanced = partial(Variant, BALANCED)
+    own_answers = partial(Variant, SELECTIVE)
+    true_answers = partial(Variant, SELECTIVE_TRUE)
+    with_answers = partial(Variant, ANSWERS)
+    algorithm_1 = partial(Variant, BALANCED)
     fewer_or_more = {
         f"{whose} answers, {count} probes": make({"probes": count})
-        for whose, make in (("own", own), ("true", true))
+        for whose, make in (("own", own_answers), ("true", true_answers))
         for count in (8, 32, 64)
     }
     return {
         **fewer_or_more,
-        "own answers, every 4th step": own({"every": 4}),
-        "own answers, strength 0.3": own({"strength": 0.3}),
-        "own answers, clip 0.3": own({"clip": 0.3}),
-        "own answers, clip 3": own({"clip": 3.0}),
-        "own answers, 10 % of labels wrong": own({"wrong": 0.1}),
-        "own answers, 30 % of labels wrong": own({"wrong": 0.3}),
-        "own answers, only edge records labelled": own({"law": "only edges"}),
-        "answers of 16 probes": told({"probes": 16}),
-        "true answers, and these answers told": true({"taught": True}),
-        f"own answers, {longer}": own({}, longer),
-        f"own answers, {deeper}": own({}, deeper),
-        f"own answers, {shorter}, from the first step": own({}, shorter, FROM_FIRST),
-        "Algorithm 1, 16 probes": balanced({"probes": 16}),
-        "Algorithm 1, every 8th step": balanced({"every": 8}),
+        "own answers, every 4th step": own_answers({"every": 4}),
+        "own answers, strength 0.3": own_answers({"strength": 0.3}),
+        "own answers, clip 0.3": own_answers({"clip": 0.3}),
+        "own answers, clip 3": own_answers({"clip": 3.0}),
+        "own answers, 10 % of labels wrong": own_answers({"wrong": 0.1}),
+        "own answers, 30 % of labels wrong": own_answers({"wrong": 0.3}),
+        "own answers, only edge records labelled": own_answers({"law": "only edges"}),
+        "answers of 16 probes": with_answers({"probes": 16}),
+        "true answers, and these answers told": true_answers({"taught": True}),
+        f"own answers, {longer}": own_answers({}, longer),
+        f"own answers, {deeper}": own_answers({}, deeper),
+        f"own answers, {shorter}, from the first step": own_answers({}, shorter, FROM_FIRST),
+        "Algorithm 1, 16 probes": algorithm_1({"probes": 16}),
+        "Algorithm 1, every 8th step": algorithm_1({"every": 8}),
     }
 
 
@@ -219,12 +219,12 @@ def validate(
         "preset": repr(preset),
     }
     checkpoint = None if folder is None else folder / "study.json"
-    found = each_once(runs, checkpoint, run, progress)
+    results = each_once(runs, checkpoint, run, progress)
     kinds = {kind: {} for kind in KINDS}
-    for name, result in found.items():
+    for name, result in results.items():
         kind, _, key = name.partition(": ")
         kinds[kind][key] = result
-    return {"seed": seed, "preset": _described(preset), **kinds}
+    return {"seed": seed, "preset": _preset_record(preset), **kinds}
 
 
 class _Study(NamedTuple):
@@ -241,34 +241,34 @@ class _Study(NamedTuple):
         preset = self.preset
         base = self.base
         runs: dict[str, Callable[[], Any]] = {
-            f"settings: {name}": partial(self.of_setting, name) for name in preset.settings
+            f"settings: {name}": partial(self.run_setting, name) for name in preset.settings
         }
         for name in preset.settings:
-            runs[f"predictions: {name}"] = partial(self.of_predictions, name)
+            runs[f"predictions: {name}"] = partial(self.run_predictions, name)
         # The longer run is the plain one, taken up where it ended.
         stages = {**dict.fromkeys(preset.arms, preset.stages), LONG: LONGER * preset.stages}
         for name, count in stages.items():
             label = PLAIN if name == LONG else name
             arm = _arm(label, preset.settings[base])
             runs[f"arms: {name}"] = partial(
-                self.of_arm, base, label, arm, count, explained=preset.explained
+                self.run_arm, base, label, arm, count, explained=preset.explained
             )
-        for name, one in _with_plain(preset.variants).items():
-            setting = one.setting or base
-            arm = _arm(one.remedy, preset.settings[setting], **one.options)
+        for name, variant in _with_plain(preset.variants).items():
+            setting = variant.setting or base
+            arm = _arm(variant.remedy, preset.settings[setting], **variant.options)
             runs[f"variants: {name}"] = partial(
-                self.of_arm,
+                self.run_arm,
                 setting,
                 f"variant {name}",
                 arm,
-                one.stages or preset.stages,
-                trained=one.stages is None,
+                variant.stages or preset.stages,
+                trained=variant.stages is None,
             )
         for name in (BEFORE, *SHIFTED) if preset.shifted else ():
-            runs[f"shifts: {name}"] = partial(self.of_shift, name)
+            runs[f"shifts: {name}"] = partial(self.run_shift, name)
         if preset.recall is not None:
             for name in RECALLED:
-                runs[f"recalls: {name}"] = partial(self.of_recall, preset.recall, name)
+                runs[f"recalls: {name}"] = partial(self.run_recall, preset.recall, name)
         return runs
 
     @property
@@ -290,7 +290,7 @@ class _Study(NamedTuple):
             self.kept[name], _ = train_retrievers(setting, self.keys, checkpoint=file)
         return self.kept[name]
 
-    def of_setting(self, name: str) -> dict[str, Any]:
+    def run_setting(self, name: str) -> dict[str, Any]:
         setting = self.preset.settings[name]
         explained = self.preset.explained
         return _setting_record(
@@ -301,14 +301,14 @@ class _Study(NamedTuple):
             jax.random.key(self.seed),
         )
 
-    def of_predictions(self, name: str) -> list[dict[str, Any]]:
+    def run_predictions(self, name: str) -> list[dict[str, Any]]:
         setting = self.preset.settings[name]
         key = jax.random.key(self.seed)
         examples = examples_of_every_place(setting, self.attributed, key=key)
-        judged = of_seeds(record_scores)(self.networks(name), examples)
-        return [one.record() for one in predict(judged)]
+        scores = over_seeds(record_scores)(self.networks(name), examples)
+        return [prediction.record() for prediction in predict(scores)]
 
-    def of_arm(
+    def run_arm(
         self,
         name: str,
         label: str,
@@ -322,7 +322,7 @@ class _Study(NamedTuple):
         file = _file(self.folder, label)
         return self.run(name).record(models, arm, stages, explained, file)
 
-    def of_shift(self, name: str) -> dict[str, Any]:
+    def run_shift(self, name: str) -> dict[str, Any]:
         preset = self.preset
         models = self.networks(self.preset.shifted)
         setting = preset.settings[preset.shifted]
@@ -338,13 +338,13 @@ class _Study(NamedTuple):
             key=jax.random.key(self.seed),
         )
 
-    def of_recall(self, setting: RecallSetting, arm: str) -> dict[str, Any]:
+    def run_recall(self, setting: RecallSetting, arm: str) -> dict[str, Any]:
         test = recall_examples(setting.task, setting.test, key=jax.random.key(self.seed))
         file = _file(self.folder, f"recall {arm}")
         return recall_record(setting, self.keys, arm, test=test, checkpoint=file)
 
-    def run(self, name: str) -> "_Run":
-        return _Run(self.preset.settings[name], self.preset, jax.random.fold_in(self.keys[0], 7))
+    def run(self, name: str) -> "_ArmRun":
+        return _ArmRun(self.preset.settings[name], self.preset, jax.random.fold_in(self.keys[0], 7))
 
 
 @cache
@@ -355,15 +355,15 @@ def _arm(remedy: str, setting: Setting, **options: Any) -> Arm:
 
 def _with_plain(variants: Mapping[str, Variant]) -> dict[str, Variant]:
     """And the plain arms of those whose networks are others than the arms'."""
-    found = {}
-    for name, one in variants.items():
-        found[name] = one
-        if one.setting is not None or one.stages is not None:
-            found[f"{name}, {PLAIN}"] = one._replace(remedy=PLAIN, options={})
-    return found
+    with_plain = {}
+    for name, variant in variants.items():
+        with_plain[name] = variant
+        if variant.setting is not None or variant.stages is not None:
+            with_plain[f"{name}, {PLAIN}"] = variant._replace(remedy=PLAIN, options={})
+    return with_plain
 
 
-class _Run(NamedTuple):
+class _ArmRun(NamedTuple):
     """An arm on a setting."""
 
     setting: Setting
@@ -371,18 +371,18 @@ class _Run(NamedTuple):
     key: Key[Array, ""]
 
     def test(self) -> Example:
-        of_test, _, _ = jax.random.split(self.key, 3)
-        return examples_of_every_place(self.setting, self.preset.test, key=of_test)
+        test_key, _, _ = jax.random.split(self.key, 3)
+        return examples_of_every_place(self.setting, self.preset.test, key=test_key)
 
     def trained(
         self, models: Retrievers, arm: Arm, stages: int, checkpoint: Path | None
     ) -> tuple[Retrievers, Evaluation]:
-        _, of_batches, _ = jax.random.split(self.key, 3)
+        _, batches_key, _ = jax.random.split(self.key, 3)
         return train_further(
             arm,
             self.setting,
             models,
-            of_batches,
+            batches_key,
             self.test(),
             stages=stages,
             every=self.preset.every,
@@ -392,28 +392,29 @@ class _Run(NamedTuple):
     def record(
         self, models: Retrievers, arm: Arm, stages: int, explained: int, checkpoint: Path | None
     ) -> dict[str, Any]:
-        _, of_batches, of_rest = jax.random.split(self.key, 3)
+        _, batches_key, cost_key = jax.random.split(self.key, 3)
         test = self.test()
-        before = evaluate(self.setting, test, jax.random.fold_in(of_batches, 1), models)
-        trained, found = self.trained(models, arm, stages, checkpoint)
+        before = evaluate(self.setting, test, jax.random.fold_in(batches_key, 1), models)
+        trained, evaluations = self.trained(models, arm, stages, checkpoint)
         return {
             "steps": [self.preset.every * stage for stage in range(stages + 1)],
-            "seconds_per_step": float(np.median(np.asarray(found.seconds))) / self.preset.every,
-            **_cost(arm, self.setting, models, of_rest),
-            **_course(before, found),
+            "seconds_per_step": float(np.median(np.asarray(evaluations.seconds)))
+            / self.preset.every,
+            **_cost(arm, self.setting, models, cost_key),
+            **_course(before, evaluations),
             **influence_record(self.setting, trained, test),
-            **(explained_record(self.setting, trained, explained, of_rest) if explained else {}),
+            **(explained_record(self.setting, trained, explained, cost_key) if explained else {}),
         }
 
 
-def _course(before: Evaluation, found: Evaluation) -> dict[str, Any]:
+def _course(before: Evaluation, later: Evaluation) -> dict[str, Any]:
     """The evaluations, with that before the first step in front: by stage, then by seed."""
-    joined = jax.tree.map(
-        lambda first, rest: np.concatenate([np.asarray(first)[None], np.asarray(rest)]),
+    courses = jax.tree.map(
+        lambda first, others: np.concatenate([np.asarray(first)[None], np.asarray(others)]),
         (before.scores, before.risk, before.discrepancy),
-        (found.scores, found.risk, found.discrepancy),
+        (later.scores, later.risk, later.discrepancy),
     )
-    scores, risk, discrepancy = joined
+    scores, risk, discrepancy = courses
     return {
         "accuracy": scores.accuracy.tolist(),
         "margin": scores.margin[-1].tolist(),
@@ -426,12 +427,12 @@ def _course(before: Evaluation, found: Evaluation) -> dict[str, Any]:
 def _cost(arm: Arm, setting: Setting, models: Retrievers, key: Key[Array, ""]) -> dict[str, Any]:
     """Operations and temporary memory of one seed's gradient; of operations, a step's average."""
 
-    def of_one_seed(models: Retrievers, key: Key[Array, ""]) -> tuple[Retrievers, Batches]:
+    def first_seed(models: Retrievers, key: Key[Array, ""]) -> tuple[Retrievers, Batches]:
         model = jax.tree.map(lambda leaf: leaf[0] if eqx.is_array(leaf) else leaf, models)
         examples = draw(setting, setting.gold_law, key=key)
         return model, Batches(examples, examples, jnp.zeros((), int), key)
 
-    model, batches = eqx.filter_eval_shape(of_one_seed, models, key)
+    model, batches = eqx.filter_eval_shape(first_seed, models, key)
     cost = job_cost(arm.gradient, model, arm.memory, batches)
     operations = cost.operations
     if arm.every > 1:  # those between the looks are plain
@@ -443,14 +444,14 @@ def _cost(arm: Arm, setting: Setting, models: Retrievers, key: Key[Array, ""]) -
 def _setting_record(
     setting: Setting, models: Retrievers, test: int, explained: int, key: Key[Array, ""]
 ) -> dict[str, Any]:
-    of_test, of_risk, of_rest = jax.random.split(key, 3)
-    examples = examples_of_every_place(setting, test, key=of_test)
-    found = evaluate(setting, examples, of_risk, models)
+    test_key, risk_key, explanation_key = jax.random.split(key, 3)
+    examples = examples_of_every_place(setting, test, key=test_key)
+    evaluation = evaluate(setting, examples, risk_key, models)
     return {
-        **{name: np.asarray(part).tolist() for name, part in found.scores._asdict().items()},
-        "risk": found.risk.tolist(),
+        **{name: np.asarray(part).tolist() for name, part in evaluation.scores._asdict().items()},
+        "risk": evaluation.risk.tolist(),
         **influence_record(setting, models, examples),
-        **(explained_record(setting, models, explained, of_rest) if explained else {}),
+        **(explained_record(setting, models, explained, explanation_key) if explained else {}),
     }
 
 
@@ -458,12 +459,12 @@ def _file(folder: Path | None, name: str) -> Path | None:
     return None if folder is None else folder / f"{name.replace(', ', '-').replace(' ', '_')}.run"
 
 
-def _described(preset: Preset) -> dict[str, Any]:
+def _preset_record(preset: Preset) -> dict[str, Any]:
     settings = {
         name: {**setting._asdict(), "task": setting.task._asdict()}
         for name, setting in preset.settings.items()
     }
-    variants = {name: one._asdict() for name, one in preset.variants.items()}
+    variants = {name: variant._asdict() for name, variant in preset.variants.items()}
     recall = preset.recall
     if recall is not None:
         recall = {**recall._asdict(), "task": recall.task._asdict()}

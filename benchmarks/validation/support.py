@@ -87,50 +87,56 @@ def drawn_question(kind: str, seed: int) -> Question:
     """
     rng = np.random.default_rng([seed, KINDS.index(kind)])
     place = seed % (DOCUMENTS - 1)
-    return _of_codes(rng, place) if kind == "keys" else _of_facts(rng, place, kind == "prose")
+    return (
+        _codes_question(rng, place)
+        if kind == "keys"
+        else _facts_question(rng, place, kind == "prose")
+    )
 
 
-def _of_codes(rng: np.random.Generator, place: int) -> Question:
-    places = rng.permutation(PLACES).tolist()
+def _codes_question(rng: np.random.Generator, place: int) -> Question:
+    names = rng.permutation(PLACES).tolist()
     codes = [f"{code}" for code in rng.choice(np.arange(1000, 10_000), 12, replace=False)]
     says = "The code of {} is {}.".format
-    asked = places[DOCUMENTS - 1]
-    another = places[DOCUMENTS]
+    place_of_question = names[DOCUMENTS - 1]
+    another = names[DOCUMENTS]
     return Question(
-        text=f"What is the code of {asked}?",
+        text=f"What is the code of {place_of_question}?",
         documents=tuple(
-            (f"Record {n + 1}", says(places[n], codes[n])) for n in range(DOCUMENTS - 1)
+            (f"Record {n + 1}", says(names[n], codes[n])) for n in range(DOCUMENTS - 1)
         ),
         place=place,
-        evidence=says(asked, codes[-1]),
+        evidence=says(place_of_question, codes[-1]),
         other=says(another, codes[-3]),
-        contradiction=says(asked, codes[-2]),
+        contradiction=says(place_of_question, codes[-2]),
         right=codes[-1],
         wrong=codes[-2],
     )
 
 
-def _of_facts(rng: np.random.Generator, place: int, prose: bool) -> Question:
-    asked, another, *others = rng.permutation(NAMES).tolist()
+def _facts_question(rng: np.random.Generator, place: int, prose: bool) -> Question:
+    person, another, *others = rng.permutation(NAMES).tolist()
     facts = [FACTS[number] for number in rng.permutation(len(FACTS))[:DOCUMENTS]]
-    drawn = [rng.permutation(things.split()).tolist() for _, _, things in facts]
+    things_of_facts = [rng.permutation(things.split()).tolist() for _, _, things in facts]
     says, asks, _ = facts[0]
-    right, wrong, third = drawn[0][:3]
+    right, wrong, third = things_of_facts[0][:3]
     documents = [
         (name, f"{name} {fact[0].format(things[0])}")
-        for name, fact, things in zip(others, facts[1:], drawn[1:], strict=False)
+        for name, fact, things in zip(others, facts[1:], things_of_facts[1:], strict=False)
     ]
     if prose:
         long = [topic for topic in topics if len(sentences_of(topic)) >= SENTENCES]
-        chosen = rng.choice(long, DOCUMENTS - 1, replace=False).tolist()
-        documents = [(topic.capitalize(), _some_sentences(topic, rng)) for topic in chosen]
+        topics_of_documents = rng.choice(long, DOCUMENTS - 1, replace=False).tolist()
+        documents = [
+            (topic.capitalize(), _some_sentences(topic, rng)) for topic in topics_of_documents
+        ]
     return Question(
-        text=asks.format(asked),
+        text=asks.format(person),
         documents=tuple(documents),
         place=place,
-        evidence=f"{asked} {says.format(right)}",
+        evidence=f"{person} {says.format(right)}",
         other=f"{another} {says.format(third)}",
-        contradiction=f"{asked} {says.format(wrong)}",
+        contradiction=f"{person} {says.format(wrong)}",
         right=right,
         wrong=wrong,
     )
@@ -146,13 +152,13 @@ def documents_of(question: Question, statements: Sequence[str], prose: bool) -> 
     """The documents with statements added: into one of prose, or as documents of their own."""
     documents = [Document(title, text) for title, text in question.documents]
     for number, name in enumerate(statements):
-        said = getattr(question, name)
+        statement = getattr(question, name)
         at = (question.place + 2 * number) % len(documents)
         if prose:
             before = documents[at]
-            documents[at] = Document(before.title, f"{before.text} {said}")
+            documents[at] = Document(before.title, f"{before.text} {statement}")
         else:
-            documents.insert(at, Document(f"Note {number + 1}", said))
+            documents.insert(at, Document(f"Note {number + 1}", statement))
     return documents
 
 
@@ -185,7 +191,7 @@ def row_of(
     supported = ("evidence" in statements and states(answered.text, question.right)) or (
         "contradiction" in statements and states(answered.text, question.wrong)
     )
-    given = answered.given
+    given = answered.total_effect
     assert given is not None  # the mask gradient says it
     return {
         "kind": kind,
@@ -237,7 +243,7 @@ def threshold(negative: Float[np.ndarray, " m"]) -> float:
     return float(np.quantile(negative, 0.95))
 
 
-def judged(rows: list[dict[str, Any]], name: str) -> dict[str, float]:
+def judge_statistic(rows: list[dict[str, Any]], name: str) -> dict[str, float]:
     """AUROC of a statistic with its interval, and the threshold of one half judged on the other."""
     value = np.array([float(row[name]) for row in rows])
     supported = np.array([int(row["supported"]) == 1 for row in rows])
@@ -245,24 +251,24 @@ def judged(rows: list[dict[str, Any]], name: str) -> dict[str, float]:
     names = np.unique(questions)
     rng = np.random.default_rng(0)
 
-    def drawn() -> float:
+    def resampled_auroc() -> float:
         """Of questions drawn anew with replacement, each whole: its answers are alike."""
         again = np.concatenate(
             [np.flatnonzero(questions == name) for name in rng.choice(names, names.size)]
         )
-        of_again = supported[again]
-        return auroc(value[again][of_again], value[again][~of_again])
+        supported_again = supported[again]
+        return auroc(value[again][supported_again], value[again][~supported_again])
 
-    spread = [drawn() for _ in range(200)]
-    chosen: Bool[np.ndarray, " rows"] = np.array([int(row["seed"]) % 2 == 0 for row in rows])
-    at = threshold(value[chosen & ~supported])
+    spread = [resampled_auroc() for _ in range(200)]
+    even: Bool[np.ndarray, " rows"] = np.array([int(row["seed"]) % 2 == 0 for row in rows])
+    at = threshold(value[even & ~supported])
     return {
         "auroc": auroc(value[supported], value[~supported]),
         "low": float(np.quantile(spread, 0.025)),
         "high": float(np.quantile(spread, 0.975)),
         "threshold": at,
-        "unsupported that pass": float(np.mean(value[~chosen & ~supported] > at)),
-        "supported that fail": float(np.mean(value[~chosen & supported] <= at)),
+        "unsupported that pass": float(np.mean(value[~even & ~supported] > at)),
+        "supported that fail": float(np.mean(value[~even & supported] <= at)),
     }
 
 
@@ -305,15 +311,15 @@ whole answers alone: a direction, on which `lim-jax ask` rests no verdict."""
 
 def page_of(rows: list[dict[str, Any]], model: str) -> str:
     """The page: the finding, and each statistic by how well it tells supported answers."""
-    found = {name: judged(rows, name) for name in STATISTICS}
-    best = max(found, key=lambda name: found[name]["auroc"])
+    by_statistic = {name: judge_statistic(rows, name) for name in STATISTICS}
+    best = max(by_statistic, key=lambda name: by_statistic[name]["auroc"])
     lines = [
-        f"| {words} | {one['auroc']:.2f} ({one['low']:.2f} to {one['high']:.2f}) "
-        f"| {one['threshold']:+.2f} | {one['supported that fail']:.0%} |"
-        for (name, words), one in zip(STATISTICS.items(), found.values(), strict=True)
+        f"| {words} | {result['auroc']:.2f} ({result['low']:.2f} to {result['high']:.2f}) "
+        f"| {result['threshold']:+.2f} | {result['supported that fail']:.0%} |"
+        for (name, words), result in zip(STATISTICS.items(), by_statistic.values(), strict=True)
     ]
     return PAGE.format(
-        finding=FINDING.format(best=STATISTICS[best], **found[best]),
+        finding=FINDING.format(best=STATISTICS[best], **by_statistic[best]),
         model=model,
         rows=len(rows),
         draws=len({row["seed"] for row in rows}),
@@ -324,8 +330,8 @@ def page_of(rows: list[dict[str, Any]], model: str) -> str:
 
 def rows_of(file: Path) -> list[dict[str, Any]]:
     """The rows of a table that was written."""
-    with file.open(newline="", encoding="utf-8") as opened:
-        return list(csv.DictReader(opened))
+    with file.open(newline="", encoding="utf-8") as table:
+        return list(csv.DictReader(table))
 
 
 def main() -> None:

@@ -114,23 +114,25 @@ def text_batch(
     >>> found.ids.shape, found.y.weights.tolist(), found.pools.sum(axis=2).tolist()
     ((1, 96), [[1.0, 0.0]], [[10.0, 10.0]])
     """
-    length = max(len(one.weights) for one in examples)
-    words = max(int(np.count_nonzero(one.weights)) for one in examples)
+    length = max(len(example.weights) for example in examples)
+    words = max(int(np.count_nonzero(example.weights)) for example in examples)
     size = length if size is None else size
     queries = words if queries is None else queries
-    rows = [_padded(one, records, size, queries, dtype) for one in examples]
+    rows = [_pad_example(example, records, size, queries, dtype) for example in examples]
     return jax.tree.map(lambda *leaves: jax.device_put(np.stack(leaves)), *rows)
 
 
-def _padded(example: Example, records: int, size: int, queries: int, dtype: DTypeLike) -> TextBatch:
-    window, weights, of_place, gold = (np.asarray(part) for part in example)
-    places = np.flatnonzero(weights)
+def _pad_example(
+    example: Example, records: int, size: int, queries: int, dtype: DTypeLike
+) -> TextBatch:
+    window, weights, record_numbers, gold = (np.asarray(part) for part in example)
+    positions = np.flatnonzero(weights)
     more = size - len(weights)
-    more_words = queries - len(places)
-    weights = np.full(len(places), 1 / len(places), dtype)
-    asked = (window[1:][places], weights, places)
-    targets, weights, places = (np.pad(part, (0, more_words)) for part in asked)
-    y = Targets(targets, weights, places)  # pyright: ignore
-    numbers = np.pad(of_place, (0, more), constant_values=-1)
+    more_words = queries - len(positions)
+    weights = np.full(len(positions), 1 / len(positions), dtype)
+    at_queries = (window[1:][positions], weights, positions)
+    targets, weights, positions = (np.pad(part, (0, more_words)) for part in at_queries)
+    y = Targets(targets, weights, positions)  # pyright: ignore
+    numbers = np.pad(record_numbers, (0, more), constant_values=-1)
     pools = (numbers[None] == np.arange(records)[:, None]).astype(dtype)
     return TextBatch._make((np.pad(window[:-1], (0, more)), y, pools, gold[0]))

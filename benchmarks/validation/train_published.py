@@ -28,17 +28,17 @@ def train_published(model: AnyPath, seed: int, folder: AnyPath) -> None:
         To write to: tuning.json, tuning.md and figures.
     """
     folder = as_path(folder, "folder")
-    asked = LanguageModel.from_pretrained(model)
+    language_model = LanguageModel.from_pretrained(model)
     results = tune(
-        asked.network,
-        asked.tokenizer,
+        language_model.network,
+        language_model.tokenizer,
         Tuning(),
         seed=seed,
         folder=folder / UNFINISHED,
         progress=partial(tqdm, desc="training", unit="run"),
     )
-    figures = tuning_figures(results, asked.name)
-    page = tuning_page(results, asked.name, [f"{name}.png" for name in figures])
+    figures = tuning_figures(results, language_model.name)
+    page = tuning_page(results, language_model.name, [f"{name}.png" for name in figures])
     write_findings(folder, "tuning", results, figures, page)
 
 

@@ -168,15 +168,15 @@ def tune(
         "tuning": tuning._asdict(),
     }
     runs = {}
-    for one in seeds:
-        runs[f"{one}, {BEFORE}"] = partial(_before, model, rows, texts[one])
+    for each in seeds:
+        runs[f"{each}, {BEFORE}"] = partial(_before, model, rows, texts[each])
         for arm in TUNED:
-            checkpoint = None if folder is None else folder / f"{one}, {arm}.eqx"
-            runs[f"{one}, {arm}"] = partial(
-                _run, tuning, model, rows, texts[one], arm, about, checkpoint
+            checkpoint = None if folder is None else folder / f"{each}, {arm}.eqx"
+            runs[f"{each}, {arm}"] = partial(
+                _run, tuning, model, rows, texts[each], arm, about, checkpoint
             )
-    found = each_once(runs, file, about, progress)
-    by_seed = {name: [found[f"{one}, {name}"] for one in seeds] for name in (BEFORE, *TUNED)}
+    results = each_once(runs, file, about, progress)
+    by_seed = {name: [results[f"{each}, {name}"] for each in seeds] for name in (BEFORE, *TUNED)}
     settings = {"short": tuning.short._asdict(), "longer": tuning.longer._asdict()}
     return {
         "tuning": tuning._asdict() | settings,
@@ -202,39 +202,43 @@ def _run(
     """One arm of one seed, as plain numbers by stage."""
     parts = TUNED[arm]
     every = tuning.every
-    begun = _State(rows, optax.adam(tuning.rate).init(rows))
+    state_before = _State(rows, optax.adam(tuning.rate).init(rows))
 
-    def moved(state: _State, index: int) -> _State:
+    def update(state: _State, index: int) -> _State:
         training = texts.training[index] if parts.answers else None
         probes = texts.probes[index] if parts.evidence else None
-        return _moved(tuning.rate, tuning.strength, model, state, training, probes)
+        return _update(tuning.rate, tuning.strength, model, state, training, probes)
 
     def stage(state: _State, number: int) -> tuple[_State, _Judged]:
-        started = process_time()
+        start = process_time()
         for index in range(number * every, (number + 1) * every):
-            state = moved(state, index)
+            state = update(state, index)
         jax.block_until_ready(state)
-        seconds = jnp.asarray(process_time() - started, model.embedding.dtype)
+        seconds = jnp.asarray(process_time() - start, model.embedding.dtype)
         return state, _Judged(*_both(model, state.rows, texts), seconds)
 
-    jax.block_until_ready(moved(begun, 0))  # so that no stage's time compiles
-    _, found = resumable(stage, begun, tuning.stages, run=(about, arm), checkpoint=checkpoint)
+    jax.block_until_ready(update(state_before, 0))  # so that no stage's time compiles
+    _, judgements = resumable(
+        stage, state_before, tuning.stages, run=(about, arm), checkpoint=checkpoint
+    )
     if checkpoint is not None:
         checkpoint.unlink()
-    return _plain_numbers(found)
+    return _plain_numbers(judgements)
 
 
 def _both(model: CausalLM, rows: PyTree, texts: _Texts) -> tuple[PlaceScores, PlaceScores]:
     return judge(model, rows, texts.short), judge(model, rows, texts.longer)
 
 
-def _plain_numbers(found: _Judged) -> dict[str, Any]:
-    named = found._replace(short=found.short._asdict(), longer=found.longer._asdict())._asdict()
-    return jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), named)
+def _plain_numbers(judgements: _Judged) -> dict[str, Any]:
+    by_name = judgements._replace(
+        short=judgements.short._asdict(), longer=judgements.longer._asdict()
+    )._asdict()
+    return jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), by_name)
 
 
 @filter_jit
-def _moved(
+def _update(
     rate: float,
     strength: float,
     model: CausalLM,
@@ -258,7 +262,7 @@ def _texts(tuning: Tuning, tokenizer: Any, seeds: range, dtype: DTypeLike) -> di
     edges = edge_law(short.records)
     anywhere = uniform_law(short.records)
     examples = partial(_examples, tokenizer)
-    found = {
+    by_seed = {
         seed: _Texts(
             examples(short, (seed, 0), _drawn_places(edges, steps * tuning.batch, (seed, 0))),
             examples(short, (seed, 1), _drawn_places(anywhere, steps * tuning.probes, (seed, 1))),
@@ -268,15 +272,15 @@ def _texts(tuning: Tuning, tokenizer: Any, seeds: range, dtype: DTypeLike) -> di
         for seed in seeds
     }
     counts = _Texts(tuning.batch, tuning.probes, short.records, longer.records)
-    all_short = [one for each in found.values() for part in each[:3] for one in part]
-    all_longer = [one for each in found.values() for one in each.longer]
-    alike = _Texts(all_short, all_short, all_short, all_longer)
+    all_short = [example for each in by_seed.values() for part in each[:3] for example in part]
+    all_longer = [example for each in by_seed.values() for example in each.longer]
+    padded_alike = _Texts(all_short, all_short, all_short, all_longer)
     return {
         seed: _Texts._make(
             _batches(part, count, like, dtype)
-            for part, count, like in zip(each, counts, alike, strict=True)
+            for part, count, like in zip(each, counts, padded_alike, strict=True)
         )
-        for seed, each in found.items()
+        for seed, each in by_seed.items()
     }
 
 
@@ -298,12 +302,12 @@ def _examples(
 
 
 def _batches(
-    examples: Sequence[Example], count: int, alike: Sequence[Example], dtype: DTypeLike
+    examples: Sequence[Example], count: int, padded_alike: Sequence[Example], dtype: DTypeLike
 ) -> list[TextBatch]:
     """So many at a time, all as long as the longest of those that are to be alike."""
-    records = 1 + max(int(one.records.max()) for one in examples)
-    size = max(len(one.weights) for one in alike)
-    queries = max(int(np.count_nonzero(one.weights)) for one in alike)
+    records = 1 + max(int(example.records.max()) for example in examples)
+    size = max(len(example.weights) for example in padded_alike)
+    queries = max(int(np.count_nonzero(example.weights)) for example in padded_alike)
     return [
         text_batch(examples[at : at + count], records, size=size, queries=queries, dtype=dtype)
         for at in range(0, len(examples), count)
@@ -318,11 +322,11 @@ def _record(
     stages = seconds.shape[1]
 
     def course(length: str, name: str) -> list:
-        of_seeds = [
+        by_seed = [
             [start[length][name], *run[length][name]]
             for start, run in zip(before, runs, strict=True)
         ]
-        return np.swapaxes(of_seeds, 0, 1).tolist()
+        return np.swapaxes(by_seed, 0, 1).tolist()
 
     return {
         "steps": [tuning.every * stage for stage in range(stages + 1)],
@@ -372,12 +376,12 @@ def tuning_gains(
     mine = _by_measure(ours[length])
     theirs = _by_measure(plain[length])
 
-    def apart(name: str, stage: int, reached: float) -> Interval:
-        there = [np.interp(reached, plain["steps"], course) for course in theirs[name].T]
+    def difference(name: str, stage: int, at_steps: float) -> Interval:
+        there = [np.interp(at_steps, plain["steps"], course) for course in theirs[name].T]
         return paired_interval(mine[name][stage] - np.array(there))
 
     return {
-        steps: TuningGain(*(apart(name, stage, factor * steps) for name in TuningGain._fields))
+        steps: TuningGain(*(difference(name, stage, factor * steps) for name in TuningGain._fields))
         for stage, steps in enumerate(ours["steps"])
         if stage and factor * steps <= plain["steps"][-1]
     }

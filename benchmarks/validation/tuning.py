@@ -63,15 +63,15 @@ def trainable(model: CausalLM) -> PyTree[bool]:
         inside = eqx.is_inexact_array(leaf) and names[:2] == ["flow", "layers"]
         return inside and (names[-1] == "scale" or names[-2:-1] + names[-1:] in OF_ATTENTION)
 
-    found = jax.tree_util.tree_map_with_path(trains, model)
+    leaves = jax.tree_util.tree_map_with_path(trains, model)
     require(
-        any(jax.tree.leaves(found)),
+        any(jax.tree.leaves(leaves)),
         "model",
         got="layers without norms' scales, queries' or keys' matrices",
         expected="layers with one of these",
         cure="Pass a model with one of them: they are what is trained.",
     )
-    return found
+    return leaves
 
 
 def trained_rows(model: CausalLM, last: int | None = None) -> PyTree:
@@ -101,11 +101,15 @@ def with_rows(model: CausalLM, rows: PyTree) -> CausalLM:
     >>> with_rows(model, doubled).flow.layers.attention.norm.scale.tolist()
     [[1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0]]
     """
-    whole = eqx.filter(model, trainable(model))
-    joined = jax.tree.map(
-        lambda leaf, own: jnp.concatenate([leaf[: len(leaf) - len(own)], own]), whole, rows
+    leaves = eqx.filter(model, trainable(model))
+    stacked = jax.tree.map(
+        lambda leaf, rows_of_leaf: jnp.concatenate(
+            [leaf[: len(leaf) - len(rows_of_leaf)], rows_of_leaf]
+        ),
+        leaves,
+        rows,
     )
-    return eqx.combine(joined, model)
+    return eqx.combine(stacked, model)
 
 
 def tuning_gradient(
@@ -154,19 +158,19 @@ def _penalty(rows: PyTree, model: CausalLM, probes: TextBatch) -> Scalar:
     whole = with_rows(model, rows)
     grid = token_grid(probes.ids.shape[1], whole.embedding.dtype)
 
-    def of_one(probe: TextBatch) -> Scalar:
-        assert probe.y.places is not None  # text_batch names them
-        targets, places = (part[None, :1] for part in (probe.y.targets, probe.y.places))
+    def penalty_of_probe(probe: TextBatch) -> Scalar:
+        assert probe.y.positions is not None  # text_batch names them
+        targets, places = (part[None, :1] for part in (probe.y.targets, probe.y.positions))
         first = Targets(targets, jnp.ones_like(probe.y.weights)[None, :1], places)
         sizes = probe.pools.sum(axis=1) / probe.pools.sum()
         target = jnp.where(
             jnp.arange(len(sizes), dtype=probe.gold.dtype) == probe.gold, 1 / sizes, 0
         )
-        of_evidence = Penalty(target[None], cross_entropy_discrepancy, pools=probe.pools)
+        towards_evidence = Penalty(target[None], cross_entropy_discrepancy, pools=probe.pools)
         batch = whole.embed(probe.ids)[None], first
-        return influence_penalty(CausalLM.own_margin_loss, whole, batch, grid, of_evidence)
+        return influence_penalty(CausalLM.own_margin_loss, whole, batch, grid, towards_evidence)
 
-    return jax.vmap(of_one)(probes).mean()
+    return jax.vmap(penalty_of_probe)(probes).mean()
 
 
 def judge(model: CausalLM, rows: PyTree, rounds: Sequence[TextBatch]) -> PlaceScores:
@@ -179,22 +183,22 @@ def judge(model: CausalLM, rows: PyTree, rounds: Sequence[TextBatch]) -> PlaceSc
     rounds
         Batches of one shape, each of which asks for every record once, in order.
     """
-    found = [_answered(model, rows, batch) for batch in rounds]
-    return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *found)
+    scores = [_judge_batch(model, rows, batch) for batch in rounds]
+    return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *scores)
 
 
 @filter_jit
-def _answered(model: CausalLM, rows: PyTree, batch: TextBatch) -> PlaceScores:
+def _judge_batch(model: CausalLM, rows: PyTree, batch: TextBatch) -> PlaceScores:
     whole = with_rows(model, rows)
 
-    def of_one(ids: Int[Array, " length"], y: Targets) -> PlaceScores:
+    def judge_example(ids: Int[Array, " length"], y: Targets) -> PlaceScores:
         x = whole.embed(ids)
         grid = token_grid(len(ids), x.dtype)
-        logits = whole.readout(whole.flow(x, grid)[y.places], grid)
+        logits = whole.readout(whole.flow(x, grid)[y.positions], grid)
         return PlaceScores(
             decodes_greedily(logits, y.targets, y.weights).astype(x.dtype),
             -margin_loss(logits, y.targets, y.weights),
             autoregressive_cross_entropy(logits, y.targets, y.weights),
         )
 
-    return jax.vmap(of_one)(batch.ids, batch.y)
+    return jax.vmap(judge_example)(batch.ids, batch.y)

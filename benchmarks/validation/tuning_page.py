@@ -71,9 +71,9 @@ def _found(results: Record, length: str) -> str:
     records = results["tuning"][length]["records"]
     accuracy = {name: np.array(arm[length]["accuracy"]) for name, arm in arms.items()}
     ends = {name: f"{course[-1].mean():.2f}" for name, course in accuracy.items()}
-    alone = _apart(results, ALONE, BEFORE, length)
+    alone = _when_apart(results, ALONE, BEFORE, length)
     by_steps, by_time = (
-        _apart(results, SELECTIVE, over, length) for over in (AT_EQUAL_STEPS, AT_EQUAL_TIME)
+        _when_apart(results, SELECTIVE, over, length) for over in (AT_EQUAL_STEPS, AT_EQUAL_TIME)
     )
     ours = f"{by_steps} at equal steps, and {by_time} at equal time"
     if by_steps == by_time:
@@ -87,17 +87,17 @@ def _found(results: Record, length: str) -> str:
     )
 
 
-def _apart(results: Record, arm: str, over: str, length: str) -> str:
+def _when_apart(results: Record, arm: str, over: str, length: str) -> str:
     """After which steps an interval of mean accuracy is above zero, or below."""
     gains = tuning_gains(results, arm, over, length=length)
     above = [steps for steps, gain in gains.items() if gain.accuracy.low > 0]
     below = [steps for steps, gain in gains.items() if gain.accuracy.high < 0]
-    found = [
+    parts = [
         f"{word} after {_listed(stages)} steps"
         for word, stages in (("higher", above), ("lower", below))
         if stages
     ]
-    return " and ".join(found) or "not told apart"
+    return " and ".join(parts) or "not told apart"
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -152,15 +152,15 @@ def _gains_table(results: Record, length: str) -> str:
                     f"{accuracy.mean():.3f}",
                     f"{in_the_middle(accuracy).mean():.3f}",
                     digits(entropy),
-                    *(_gain(each.get(steps)) for each in shown),
+                    *(_gain_cell(each.get(steps)) for each in shown),
                     *([""] * (3 - len(shown))),
                 )
             )
     return markdown_table(head, rows)
 
 
-def _gain(found: TuningGain | None) -> str:
-    return interval_words(None if found is None else found.accuracy)
+def _gain_cell(gain: TuningGain | None) -> str:
+    return interval_words(None if gain is None else gain.accuracy)
 
 
 def _places_table(results: Record, length: str) -> str:

@@ -1,5 +1,5 @@
 """Why positions matter: the adjoint along depth, its channels, cones and certificates."""
 
-from lim_jax._public import opened
+from lim_jax._public import attach_stub
 
-__getattr__, __dir__, __all__ = opened(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

@@ -43,8 +43,8 @@ def squared_frobenius_norms(factors: KernelFactors) -> Float[Array, "length leng
     length = factors.query.shape[1]
     if factors.attention.output_norm is not None or factors.gates is not None:
         # From the blocks, a column at a time: gates and norms differ by row.
-        of_column = jax.checkpoint(lambda j: (factors.column(j) ** 2).sum(axis=(1, 2)))
-        return jax.lax.map(of_column, jnp.arange(length)).T
+        column_squares = jax.checkpoint(lambda j: (factors.column(j) ** 2).sum(axis=(1, 2)))
+        return jax.lax.map(column_squares, jnp.arange(length)).T
     size = min(COLUMNS, length)
     tiles = -(-length // size)
     # The last column fills the last tile.
@@ -96,10 +96,10 @@ def _metric_products(
 ) -> Float[Array, "length columns"]:
     r"""Compute :math:`u^{h*}O_{hg}u^g`, with the metric :math:`O_{hg}`."""
     h, g = pair
-    of_columns = jnp.sum(value[h] @ metric * value[g], axis=1)[None, :]
-    of_rows = jnp.sum(output[h] @ metric * output[g], axis=1)[:, None]
+    column_squares = jnp.sum(value[h] @ metric * value[g], axis=1)[None, :]
+    row_squares = jnp.sum(output[h] @ metric * output[g], axis=1)[:, None]
     across = output[h] @ (metric @ value[g].T) + output[g] @ (value[h] @ metric).T
-    return of_columns + of_rows - across
+    return column_squares + row_squares - across
 
 
 def column_mass(
@@ -158,10 +158,10 @@ class Blocks(NamedTuple):
     def pull_from_heads(self, covectors: HeadOutputs, score_gradients: ScoreGradients) -> Vectors:
         r"""Compute :math:`V^*A\eta + K^*q\,\langle u, A\eta\rangle`: transposed `push_to_heads`."""
         groups, features, width = self.value.shape
-        weighed = self.weights() * covectors.reshape(self.step.shape)
-        of_groups = weighed.reshape(groups, -1, *weighed.shape[1:]).sum(axis=1)
-        values = self.value.reshape(-1, width).T @ of_groups.reshape(-1, covectors.shape[1])
-        scores = (self.step * weighed).sum(axis=1)
+        weighted = self.weights() * covectors.reshape(self.step.shape)
+        group_sums = weighted.reshape(groups, -1, *weighted.shape[1:]).sum(axis=1)
+        values = self.value.reshape(-1, width).T @ group_sums.reshape(-1, covectors.shape[1])
+        scores = (self.step * weighted).sum(axis=1)
         return values + (score_gradients * scores[:, None]).sum(axis=0)
 
     def weights(self) -> Float[Array, "heads #features rows"]:
@@ -224,8 +224,8 @@ def _leading_vectors(blocks: Blocks) -> _Eigenvectors:
     metric = output.T @ output
 
     def normal(vectors: Vectors) -> Vectors:
-        pushed = blocks.push_to_heads(vectors, score_gradients)
-        return blocks.pull_from_heads(metric @ pushed, score_gradients)
+        heads = blocks.push_to_heads(vectors, score_gradients)
+        return blocks.pull_from_heads(metric @ heads, score_gradients)
 
     def unfinished(state: _Eigenvectors) -> Array:
         inexact = state.error > jnp.finfo(dtype).eps * state.value**2
@@ -236,7 +236,7 @@ def _leading_vectors(blocks: Blocks) -> _Eigenvectors:
     random = jnp.asarray(np.random.default_rng(0).standard_normal(width), dtype)
     heads = blocks.push_to_heads(jnp.broadcast_to(random[:, None], (width, rows)), score_gradients)
     heads += (blocks.weights() * blocks.step).reshape(-1, rows)
-    vector = _unit(blocks.pull_from_heads(metric @ heads, score_gradients))
+    vector = _unit_rows(blocks.pull_from_heads(metric @ heads, score_gradients))
     image = normal(vector)
     # In units of the first value: squares of small blocks' residuals would underflow.
     unit = _dot(vector, image)
@@ -268,22 +268,22 @@ def _search(state: _Eigenvectors, normal: Callable[[Vectors], Vectors]) -> _Eige
     norm = jnp.sqrt(rise**2 + slope**2)
     cosine = jnp.where(norm > 0, _quotient(rise, norm), 1)
     sine = _quotient(slope, norm)
-    moved = _each(cosine, vector) + _each(inverse * sine, direction)
+    larger = _each(cosine, vector) + _each(inverse * sine, direction)
     image = _each(cosine, image) + _each(inverse * sine, direction_image)
     value = curvature + rise
-    remaining = image - _each(value, moved)
+    remaining = image - _each(value, larger)
     growth = jnp.maximum(_quotient(_dot(remaining, remaining - residual), error), 0)
     direction = remaining + _each(growth * cosine, direction)
     direction = direction - _each(growth * sine * jnp.sqrt(square), vector)
     error = _dot(remaining, remaining)
-    return _Eigenvectors(moved, image, value, remaining, error, direction, iterations + 1)
+    return _Eigenvectors(larger, image, value, remaining, error, direction, iterations + 1)
 
 
-def _dot(left: Vectors, right: Vectors) -> Rows:
-    return (left * right).sum(axis=0)
+def _dot(first: Vectors, second: Vectors) -> Rows:
+    return (first * second).sum(axis=0)
 
 
-def _unit(vectors: Vectors) -> Vectors:
+def _unit_rows(vectors: Vectors) -> Vectors:
     """Divide every row's vector by its Euclidean norm; a zero vector stays zero."""
     # By the largest entry first: squares of small ones would underflow.
     vectors = _each(_quotient(1, jnp.abs(vectors).max(axis=0)), vectors)

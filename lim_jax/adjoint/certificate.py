@@ -145,11 +145,11 @@ def half_digits(precision: Any) -> float:
     return math.sqrt(jnp.finfo(precision).eps)
 
 
-def compare(
-    statement: str, greater: Any, lesser: Any, precision: Any, *, added: Any = None
+def make_inequality(
+    statement: str, greater: Any, lesser: Any, precision: Any, *, scale: Any = None
 ) -> Inequality:
-    """Return an inequality of two numbers, whose rounding grows with `added` or their sizes."""
-    size = abs(greater) + abs(lesser) if added is None else added
+    """Return an inequality of two numbers, whose rounding grows with `scale` or their sizes."""
+    size = abs(greater) + abs(lesser) if scale is None else scale
     rounding = half_digits(precision) * float(size)
     return Inequality(statement, float(greater), float(lesser), rounding)
 

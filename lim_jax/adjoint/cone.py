@@ -169,8 +169,8 @@ def probed_cone_mass(
     require_on_grid(x, grid, "x", "length width")
     require_floats(probes, "probes", "probes width", width=x.shape[1])
 
-    def squares(pushed: Float[Array, "length width probes"]) -> Float[Array, "length probes"]:
-        return (pushed**2).sum(axis=1)
+    def squares(images: Float[Array, "length width probes"]) -> Float[Array, "length probes"]:
+        return (images**2).sum(axis=1)
 
     samples = _over_columns(attention, x, grid, normalisation, probes, squares)
     return sample_mean(samples.T)
@@ -206,8 +206,8 @@ def cone_energies(sites: AttentionSites, grid: Grid) -> Float[Array, "depth leng
     def energy(attention: Any, site: AttentionSites) -> Float[Array, " length"]:
         if attention is None:
             return jnp.zeros_like(grid.weights)
-        pulled = pull_back(attention, site.states, site.covectors, grid).kernel
-        return (pulled**2).sum(axis=1)
+        cone = pull_back(attention, site.states, site.covectors, grid).kernel
+        return (cone**2).sum(axis=1)
 
     return map_sites(energy, sites)
 
@@ -280,7 +280,7 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
     def at_position(j: Array) -> tuple[Array, Array, Array, Array]:
         r"""Return :math:`\Gamma`'s extremes, the cone's energy and the future's length."""
         weights = cone_weights[:, j]
-        seen = weights > 0
+        inside = weights > 0
 
         def contribution(factors: KernelFactors, covectors: State, scale: Array) -> State:
             return scale * factors.pull_column(j, covectors)
@@ -289,9 +289,9 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
 
         def against_all(part: Float[Array, "examples length width"]) -> tuple[Array, Array]:
             gamma = jnp.einsum("ndx,nkex->dke", part, parts) / parts.shape[0]
-            both = seen[:, None, None] & seen[None, None, :]
+            both = inside[:, None, None] & inside[None, None, :]
             # A Gram matrix: no entry is larger than the largest of its diagonal.
-            largest = jnp.where(seen, (part**2).sum(axis=2).mean(axis=0), 0).max()
+            largest = jnp.where(inside, (part**2).sum(axis=2).mean(axis=0), 0).max()
             return jnp.where(both, gamma, jnp.inf).min(), largest
 
         lowest, largest = jax.lax.map(against_all, jnp.moveaxis(parts, 1, 0))
@@ -342,13 +342,13 @@ def _over_columns(
             return promote(jax.jvp(lambda context: field(x, context, grid), (x,), (along,))[1])
 
     @jax.checkpoint
-    def of_column(column: tuple[Array, Array]) -> tuple[Array, Bool[Array, ""]]:
+    def reduce_column(column: tuple[Array, Array]) -> tuple[Array, Bool[Array, ""]]:
         j, weights = column
-        pushed = jax.vmap(push, (None, 0), 2)(j, vectors)
+        images = jax.vmap(push, (None, 0), 2)(j, vectors)
         early = (jnp.arange(grid.size) < j)[:, None, None]
-        return weights @ squares(pushed), beyond_rounding(jnp.where(early, pushed, 0), pushed)
+        return weights @ squares(images), beyond_rounding(jnp.where(early, images, 0), images)
 
-    masses, ahead = jax.lax.map(of_column, (jnp.arange(grid.size), weights.T))
+    masses, ahead = jax.lax.map(reduce_column, (jnp.arange(grid.size), weights.T))
     if causal_by_construction(field) or not isinstance(grid, CellGrid):
         return masses  # on panels all columns reach earlier rows, within a panel
     message = (

@@ -21,7 +21,13 @@ from lim_jax._checks import (
     require_kind,
 )
 from lim_jax._precision import promote
-from lim_jax.adjoint.certificate import Certificate, Premise, compare, half_digits, require_concrete
+from lim_jax.adjoint.certificate import (
+    Certificate,
+    Premise,
+    half_digits,
+    make_inequality,
+    require_concrete,
+)
 from lim_jax.adjoint.cone import JointCone
 from lim_jax.adjoint.residual import GeneratorNorms
 from lim_jax.adjoint.terminal_covectors import query_masses
@@ -154,10 +160,14 @@ def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
             bounding,
         ),
         inequalities=(
-            compare("κ_L T² A_L > K_M T² A_M", bounds.left_bound, bounds.middle_bound, precision),
+            make_inequality(
+                "κ_L T² A_L > K_M T² A_M", bounds.left_bound, bounds.middle_bound, precision
+            ),
         ),
         conclusion="the cone energy averages more over the left than over the middle",
-        measured=(compare("mean of Q_cone, left > middle", bounds.left, bounds.middle, precision),),
+        measured=(
+            make_inequality("mean of Q_cone, left > middle", bounds.left, bounds.middle, precision),
+        ),
         vacuous=vacuous,
         decisive=vacuous
         and "of a later depth, or wider or other regions, where no two contributions to the left "
@@ -261,25 +271,25 @@ def _stability(
     cure = "Pass bounds of norms, 0 for layers that change nothing."
     amplification = as_nonnegative(amplification, "amplification", cure)
     weights = regions.grid.weights
-    squares, energy, moved = _squares(terminal, initial, amplification, weights)
+    squares, energy, change_bound = _mean_squares(terminal, initial, amplification, weights)
     stability = EnergyStability(
         regional_averages(squares, regions),
         regional_averages(energy, regions),
-        moved / regions.weights.sum(axis=1),
+        change_bound / regions.weights.sum(axis=1),
     )
     return stability, _change(terminal, initial, amplification, weights)
 
 
 @jax.jit
-def _squares(
+def _mean_squares(
     terminal: Array, initial: Array, amplification: Array, weights: Array
 ) -> tuple[Array, Array, Array]:
     r"""Return the mean :math:`\|P_T\|^2`, the mean :math:`\|P_0\|^2`, and the bound's numerator."""
     terminal, initial, amplification = promote((terminal, initial, amplification))
     squares = (terminal**2).sum(axis=2)
     growth = 2 * amplification + amplification**2
-    moved = _times(growth, squares @ weights).mean()
-    return squares.mean(axis=0), (initial**2).sum(axis=2).mean(axis=0), moved
+    change_bound = _times(growth, squares @ weights).mean()
+    return squares.mean(axis=0), (initial**2).sum(axis=2).mean(axis=0), change_bound
 
 
 @jax.jit
@@ -295,10 +305,10 @@ def _change(terminal: Array, initial: Array, amplification: Array, weights: Arra
     def norm(covectors: Array) -> Float[Array, " examples"]:
         return jnp.sqrt(((covectors / largest) ** 2).sum(axis=2) @ weights)
 
-    before, after, apart = map(norm, (terminal, initial, initial - terminal))
-    beyond = apart - _times(amplification, before)
-    ratio = jnp.where(before > 0, apart / jnp.where(before > 0, before, 1), jnp.inf)
-    return _Change(jnp.where(apart > 0, ratio, 0), beyond > rounding * (before + after))
+    before, after, distance = map(norm, (terminal, initial, initial - terminal))
+    beyond = distance - _times(amplification, before)
+    ratio = jnp.where(before > 0, distance / jnp.where(before > 0, before, 1), jnp.inf)
+    return _Change(jnp.where(distance > 0, ratio, 0), beyond > rounding * (before + after))
 
 
 def _times(factor: Array, size: Array) -> Array:
@@ -356,7 +366,7 @@ def recency_survival(
     """
     require_concrete("terminal and initial", (terminal, initial))
     require_concrete("amplification", amplification, bounds=True)
-    amplification, sampled = _sampled(amplification)
+    amplification, sampling = _amplification_and_premise(amplification)
     require_floats(amplification, "amplification", "examples *layers", "Pass c of every example.")
     require(
         amplification.size > 0,
@@ -367,21 +377,23 @@ def recency_survival(
     )
     later = amplification.reshape(len(amplification), -1)
     later = as_nonnegative(later, "amplification", "Pass c of each layer, which bounds a norm.")
-    stability, moved = _stability(terminal, initial, later[:, 0], regions)
+    stability, relative_change = _stability(terminal, initial, later[:, 0], regions)
     before, after, change = (np.asarray(values, float) for values in stability)
     precision = jnp.result_type(stability.terminal)
     bound = float(change[2] + change[1])
     contrast = float(before[2] - before[1])
     ceiling = bearable_amplification(regions)
     least = later.min(axis=0).tolist()
-    heavy = compare("R_res > 0", before[2], before[1], precision)
+    heavy = make_inequality("R_res > 0", before[2], before[1], precision)
     statement = "E[(2c + c²) |P_T|²] is finite, as of every sample of finite c"
     finite = Premise(statement, bound, math.isfinite(bound))
     statement = "c >= |P_0 - P_T| / |P_T| of every example, which is at most"
-    bounding = Premise(statement, float(moved.ratio.max()), not bool(moved.refuted.any()))
+    bounding = Premise(
+        statement, float(relative_change.ratio.max()), not bool(relative_change.refuted.any())
+    )
     statement = "R_res > (1/|E_R| + 1/|E_M|) E[(2c + c²) |P_T|²]"
-    added = before[2] + before[1] + bound
-    survives = compare(statement, contrast, bound, precision, added=added)
+    scale = before[2] + before[1] + bound
+    survives = make_inequality(statement, contrast, bound, precision, scale=scale)
     return Certificate(
         name="survival of recency",
         source="prop:regional-recency-persistence",
@@ -389,11 +401,11 @@ def recency_survival(
             Premise("R_res > 0: the terminal covector is right-heavy", contrast, heavy.holds),
             finite,
             bounding,
-            *sampled,
+            *sampling,
         ),
         inequalities=(survives,),
         conclusion="influence averages more over the right than over the middle",
-        measured=(compare("mean of I, right > middle", after[2], after[1], precision),),
+        measured=(make_inequality("mean of I, right > middle", after[2], after[1], precision),),
         vacuous=""
         if least[0] < ceiling
         else f"the layers may amplify too much: every c >= {least[0]:.3g}, and the criterion "
@@ -402,7 +414,9 @@ def recency_survival(
     )
 
 
-def _sampled(amplification: Array | GeneratorNorms) -> tuple[Array, tuple[Premise, ...]]:
+def _amplification_and_premise(
+    amplification: Array | GeneratorNorms,
+) -> tuple[Array, tuple[Premise, ...]]:
     """Return every example's c, and a premise that fails if c was measured at sampled times."""
     if not isinstance(amplification, GeneratorNorms):
         return amplification, ()
@@ -481,22 +495,22 @@ def right_biased_queries(
     cure = "Take them from readout_residual_energies: they are means of squares."
     residual_energies = as_nonnegative(residual_energies, "residual_energies", cure)
     require_on_grid(terminal, regions.grid, "terminal", "examples length width")
-    asked = np.asarray(query_weights) > 0
+    is_query = np.asarray(query_weights) > 0
     weights = regions.grid.weights
     measured, expected = _measured_queries(query_weights, residual_energies, terminal, weights)
     # Over the two regions that are compared: large energies on the left hide nothing there.
-    apart, sizes = (
+    difference, sizes = (
         float(regional_averages(of, regions)[1:].sum())
         for of in (jnp.abs(measured - expected), measured + expected)
     )
-    gap = apart / sizes if sizes > 0 else 0.0
+    gap = difference / sizes if sizes > 0 else 0.0
     precision = jnp.result_type(measured)
     energies = np.asarray(regional_averages(measured, regions))
     inside = np.asarray(regions.weights) > 0
 
     def extreme(region: int, of: Any, empty: float) -> float:
-        chosen = asked & inside[region]
-        return float(of(np.asarray(residual_energies)[chosen])) if chosen.any() else empty
+        queries = is_query & inside[region]
+        return float(of(np.asarray(residual_energies)[queries])) if queries.any() else empty
 
     least = extreme(2, np.min, 0.0)
     most = extreme(1, np.max, 0.0)
@@ -508,7 +522,7 @@ def right_biased_queries(
         reason = "some query of the right region has no readout residual (ρ = 0)"
         decisive = "without the queries of the right region that are answered for certain"
     statement = "ρ₋ mean of χ² on the right > ρ₊ mean of χ² in the middle"
-    biased = compare(statement, least * squares[2], most * squares[1], precision)
+    biased = make_inequality(statement, least * squares[2], most * squares[1], precision)
     statement = "P_T's energies are χ² ρ in the middle and on the right, but for this part"
     tokenwise = Premise(statement, gap, gap <= half_digits(precision))
     return Certificate(
@@ -517,7 +531,9 @@ def right_biased_queries(
         premises=(Premise("ρ₋ > 0 over the right queries", least, least > 0), tokenwise),
         inequalities=(biased,),
         conclusion="R_res > 0: the terminal covector is right-heavy",
-        measured=(compare("mean of |P_T|², right > middle", energies[2], energies[1], precision),),
+        measured=(
+            make_inequality("mean of |P_T|², right > middle", energies[2], energies[1], precision),
+        ),
         vacuous=reason,
         decisive=decisive,
     )

@@ -17,7 +17,13 @@ from lim_jax._checks import (
     require_kind,
 )
 from lim_jax._jit import filter_jit
-from lim_jax.adjoint.certificate import Certificate, Inequality, Premise, compare, require_concrete
+from lim_jax.adjoint.certificate import (
+    Certificate,
+    Inequality,
+    Premise,
+    make_inequality,
+    require_concrete,
+)
 from lim_jax.adjoint.ledger import CHANNELS, PAIRS, RegionalChannels
 
 REGIONAL = "Take it from regional_channels."
@@ -54,7 +60,7 @@ def exact_characterisation(regional: RegionalChannels) -> Certificate:
     _require_products(regional)
     sums = np.asarray(regional.energies).sum(axis=1)
     cross = np.asarray(regional.cross_terms)
-    added = _added(regional)
+    added = _absolute_sums(regional)
     precision = jnp.result_type(regional.products)
     sides = []
     for name, b in (("left", 0), ("right", 2)):
@@ -62,7 +68,7 @@ def exact_characterisation(regional: RegionalChannels) -> Certificate:
         contrast = sums[b] - sums[1]
         bound = cross[1] - cross[b]
         size = added[b] + added[1]
-        sides.append(compare(statement, contrast, bound, precision, added=size))
+        sides.append(make_inequality(statement, contrast, bound, precision, scale=size))
     # The total energies, by adding the vectors' products rather than energies and cross terms.
     totals = np.asarray(regional.means).sum(axis=(1, 2))
     zero = not (totals > 0).any()
@@ -164,11 +170,11 @@ def bootstrap_bounds(
     # own values, so that the criterion's conclusion is true of the data themselves too.
     draws = jax.random.randint(key, (resamples, examples), 0, examples)
 
-    def resampled(draw: Array) -> tuple[Array, Array]:
+    def resample(draw: Array) -> tuple[Array, Array]:
         sample = RegionalChannels(products[draw])
         return sample.energies, sample.correlations
 
-    energies, correlations = jax.lax.map(resampled, draws)
+    energies, correlations = jax.lax.map(resample, draws)
     upper = jnp.maximum(jnp.quantile(energies, confidence, axis=0), regional.energies)
     lower = jnp.minimum(jnp.quantile(energies, 1 - confidence, axis=0), regional.energies)
     rho = jnp.maximum(jnp.quantile(correlations, confidence, axis=0), regional.correlations)
@@ -217,15 +223,15 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
     left, middle, right = (float(gamma) for gamma in 2 * (correlations * scales).sum(axis=1))
     spent = float(upper[1].sum()) + middle
     lower = {"left": float(bounds.left), "right": float(bounds.right)}
-    crossed = {"left": left, "right": right}
-    hopeless = [name for name in lower if lower[name] <= crossed[name]]
+    cross_terms = {"left": left, "right": right}
+    hopeless = [name for name in lower if lower[name] <= cross_terms[name]]
     vacuous = f"cross terms alone may undo the {' and the '.join(hopeless)} boundary (l <= Γ there)"
     vacuous = f"{vacuous}, whatever the middle is" if hopeless else ""
     sides = []
     precision = jnp.result_type(regional.products)
     for name in lower:
         statement = f"l({name}) > U(middle) + Γ(middle) + Γ({name})"
-        sides.append(compare(statement, lower[name], spent + crossed[name], precision))
+        sides.append(make_inequality(statement, lower[name], spent + cross_terms[name], precision))
     return Certificate(
         name="double deficit from channel bounds",
         source="thm:channel-energy-double-deficit",
@@ -244,9 +250,9 @@ def _enough_data(regional: RegionalChannels, hopeless: list[str]) -> str:
     """Say whether more examples could tighten the bounds enough."""
     gamma = 2 * np.abs(regional.pairs).sum(axis=1)
     energies = np.asarray(regional.energies)
-    own = {"left": energies[0, 1] - gamma[0], "right": energies[2, 0] - gamma[2]}
+    boundary_bounds = {"left": energies[0, 1] - gamma[0], "right": energies[2, 0] - gamma[2]}
     # With such bounds l is the boundary's channel, and Gamma twice the sizes of the pairs.
-    never = [name for name in hopeless if float(own[name]) <= 0]
+    never = [name for name in hopeless if float(boundary_bounds[name]) <= 0]
     if not never:
         return "with more examples: l > Gamma of the data's own values, if not of bounds on them"
     return (
@@ -255,7 +261,7 @@ def _enough_data(regional: RegionalChannels, hopeless: list[str]) -> str:
     )
 
 
-def _added(regional: RegionalChannels) -> np.ndarray:
+def _absolute_sums(regional: RegionalChannels) -> np.ndarray:
     """Sum the sizes of the terms of each region's energy: channels and twice their pairs."""
     pairs = 2 * np.abs(regional.pairs).sum(axis=1)
     return np.asarray(np.asarray(regional.energies).sum(axis=1) + pairs, float)
@@ -266,10 +272,12 @@ def _lost_in_the_middle(
 ) -> tuple[Inequality, ...]:
     """Compare the mean influence on the left and on the right with that in the middle."""
     left, middle, right = totals
-    added = _added(regional)
+    scales = _absolute_sums(regional)
     precision = jnp.result_type(regional.products)
     return tuple(
-        compare(f"mean of I, {name} > middle", total, middle, precision, added=added[b] + added[1])
+        make_inequality(
+            f"mean of I, {name} > middle", total, middle, precision, scale=scales[b] + scales[1]
+        )
         for name, b, total in (("left", 0, left), ("right", 2, right))
     )
 
@@ -277,10 +285,10 @@ def _lost_in_the_middle(
 def _require_products(regional: RegionalChannels) -> None:
     """Raise ValueError unless the numbers are products of three vectors with each other."""
     products = np.asarray(regional.products, float)
-    turned = products.swapaxes(-1, -2)
+    transposed = products.swapaxes(-1, -2)
     slack = math.sqrt(np.finfo(regional.products.dtype).eps) * np.abs(products).sum((-1, -2))
-    least = np.linalg.eigvalsh((products + turned) / 2)[..., 0]
-    fails = (np.abs(products - turned).max((-1, -2)) > slack) | (least < -slack)
+    least = np.linalg.eigvalsh((products + transposed) / 2)[..., 0]
+    fails = (np.abs(products - transposed).max((-1, -2)) > slack) | (least < -slack)
     example, region = np.unravel_index(np.argmax(fails), fails.shape)
     require(
         not fails.any(),

@@ -104,15 +104,15 @@ def pull_back_hops(
     """
     stages = []
     for field, at, pull in linearised_stages(flow, layer, state, grid):
-        parts, of_sparse, heads = pull(hops, sparse)
+        parts, sparse_parts, heads = pull(hops, sparse)
         covector, local, kernel = (part.sum(axis=0) for part in (hops, *parts))
         first = jnp.zeros_like(kernel)
-        if sparse is not None and of_sparse is not None:
-            moved = sparse._replace(rows=of_sparse.local)
-            first = of_sparse.kernel
+        if sparse is not None and sparse_parts is not None:
+            local_rows = sparse._replace(rows=sparse_parts.local)
+            first = sparse_parts.kernel
             covector += sparse.dense(len(state))
-            local += moved.dense(len(state))
-            sparse = sparse._replace(rows=sparse.rows + moved.rows)
+            local += local_rows.dense(len(state))
+            sparse = sparse._replace(rows=sparse.rows + local_rows.rows)
             kernel = kernel + first
         stages.append(Stage(field, at, covector, Parts(local, kernel), heads))
         one_more = jnp.roll(parts.kernel, 1, axis=0).at[0].set(first)
@@ -167,8 +167,8 @@ def one_hop_by_head(
     --------
     >>> two = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), lim.limits.averaging_attention())
     >>> flow, x, grid = ResidualFlow(two, horizon=2.0), jnp.ones((2, 1)), lim.token_grid(2)
-    >>> asked = lambda state, y: state[y, 0] / 2
-    >>> one_hop_by_head(flow, asked, (x, 1), grid)[:, 0, :, 0].tolist()
+    >>> loss = lambda state, y: state[y, 0] / 2
+    >>> one_hop_by_head(flow, loss, (x, 1), grid)[:, 0, :, 0].tolist()
     [[0.5, 0.5], [0.5, 0.5]]
     """
     require_flow(flow)
@@ -176,10 +176,10 @@ def one_hop_by_head(
     depth = as_int(depth, "depth", least=0, most=flow.depth - 1, expected=expected)
     direct = attention_hops(flow, terminal_loss, example, grid, 1)[:, 0]
     states = flow.trajectory(example[0], grid).states
-    moved = cone_by_head(attention_sites(flow, states, direct, grid), grid)
+    heads_by_layer = cone_by_head(attention_sites(flow, states, direct, grid), grid)
     layers = jnp.arange(flow.depth)
 
-    def carried(start: tuple[Array, Array]) -> Float[Array, "heads length width"]:
+    def carry_back(start: tuple[Array, Array]) -> Float[Array, "heads length width"]:
         """Carry a layer's heads back to `depth` by local operators alone."""
         source, heads = start
 
@@ -189,9 +189,9 @@ def one_hop_by_head(
                     heads = heads + pull(heads, None).parts.local
                 return heads
 
-            passed = (depth <= index) & (index < source)
-            return jax.lax.cond(passed, add_local, lambda heads: heads, heads), None
+            below_source = (depth <= index) & (index < source)
+            return jax.lax.cond(below_source, add_local, lambda heads: heads, heads), None
 
         return flow.scan(backward, heads, states[:-1], layers, reverse=True)[0]
 
-    return jax.lax.map(carried, (layers[depth:], moved[depth:]))
+    return jax.lax.map(carry_back, (layers[depth:], heads_by_layer[depth:]))

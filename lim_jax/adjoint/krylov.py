@@ -55,7 +55,7 @@ def norm_bounds(
 ) -> NormBounds:
     r"""Bound :math:`\|B\|_2` of ``operator(arguments)`` in `steps` products from a normal start."""
     dimension = math.prod(start.shape)
-    attained = _attained(operator, steps, arguments, start)
+    attained = _attained_norm(operator, steps, arguments, start)
     if steps >= dimension:
         return NormBounds(attained, attained)
     reach = math.acosh(math.sqrt(2 * dimension / math.pi) / failure)
@@ -72,19 +72,19 @@ def counted_steps(steps: Any, failure: Any) -> int:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _attained(
+def _attained_norm(
     operator: Callable[[PyTree], Push], steps: int, arguments: PyTree, start: Vector
 ) -> Float[Array, ""]:
     r"""Return :math:`\|Bv\|` at the unit vector v of the Krylov space where it is largest."""
-    return _size(operator(arguments)(_leading_vector(operator(arguments), start, steps)))
+    return _norm(operator(arguments)(_leading_vector(operator(arguments), start, steps)))
 
 
-@_attained.defjvp
+@_attained_norm.defjvp
 def _attained_jvp(operator, steps, primals, tangents):
     """Differentiate the attained norm in the arguments, with the vector held fixed."""
     arguments, start = no_derivative(primals, TWICE)
     vector = _leading_vector(operator(arguments), start, steps)
-    return jax.jvp(lambda arguments: _size(operator(arguments)(vector)), primals[:1], tangents[:1])
+    return jax.jvp(lambda arguments: _norm(operator(arguments)(vector)), primals[:1], tangents[:1])
 
 
 def _leading_vector(push: Push, start: Vector, steps: int) -> Vector:
@@ -100,20 +100,20 @@ def _leading_vector(push: Push, start: Vector, steps: int) -> Vector:
         basis = basis.at[index].set(vector)
         image = push(vector)
         (vector,) = transpose(image)
-        rounding = 1000 * jnp.finfo(start.dtype).eps * _size(vector)
+        rounding = 1000 * jnp.finfo(start.dtype).eps * _norm(vector)
         for _ in range(2):
             shares = jnp.tensordot(basis, vector, vector.ndim)
             vector = vector - jnp.tensordot(shares, basis, 1)
-        return (basis, jnp.where(_size(vector) <= rounding, 0, _unit(vector))), image
+        return (basis, jnp.where(_norm(vector) <= rounding, 0, _normalise(vector))), image
 
-    (basis, _), images = jax.lax.scan(grow, (basis, _unit(start)), jnp.arange(steps))
+    (basis, _), images = jax.lax.scan(grow, (basis, _normalise(start)), jnp.arange(steps))
     images = images.reshape(steps, -1)
     images = images / _peak(images)
     _, ritz = jnp.linalg.eigh(images @ images.T)
-    return _unit(jnp.tensordot(ritz[:, -1], basis, 1))
+    return _normalise(jnp.tensordot(ritz[:, -1], basis, 1))
 
 
-def _size(vector: Vector) -> Float[Array, ""]:
+def _norm(vector: Vector) -> Float[Array, ""]:
     """Return the Euclidean norm, without underflow of the squares of small entries."""
     # In units of the largest entry: squares of small ones would underflow.
     peak = _peak(vector)
@@ -121,8 +121,8 @@ def _size(vector: Vector) -> Float[Array, ""]:
     return peak * jnp.where(square == 0, 0, jnp.sqrt(jnp.where(square == 0, 1, square)))
 
 
-def _unit(vector: Vector) -> Vector:
-    size = _size(vector)
+def _normalise(vector: Vector) -> Vector:
+    size = _norm(vector)
     return vector / jnp.where(size == 0, 1, size)
 
 

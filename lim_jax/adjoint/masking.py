@@ -142,7 +142,7 @@ def mask_gradient(
     >>> (grid.weights * gradient.total).tolist()  # A (v - o) = (1 - 2)/2 and (3 - 2)/2
     [-0.5, 0.5]
     """
-    heads = _heads(flow)
+    heads = _num_heads(flow)
     (_, states), loss, terminal = run_forward(flow, terminal_loss, example, grid)
     log_weights = jnp.broadcast_to(_log_weights(grid), (heads, grid.size))
 
@@ -224,7 +224,7 @@ def mask_path(
     >>> (grid.weights * path.total).round(2).tolist(), bool(abs(path.remainder) < 0.01)
     ([-0.99, 0.0], True)
     """
-    heads = _heads(flow)
+    heads = _num_heads(flow)
     x, y = require_loss(terminal_loss, example)
     require_grid(grid)
     holds = isinstance(chosen, ARRAYS) and chosen.dtype == bool and chosen.shape == (grid.size,)
@@ -253,9 +253,11 @@ def mask_path(
     nothing = jnp.zeros((flow.depth, heads, grid.size), log_weights.dtype)
     by_head, _ = jax.lax.scan(add, nothing, path)
     # Of the ends: a rule that left out a node was off thirty times the error that it should tell.
-    whole, without = jax.lax.map(loss, jnp.asarray([0, math.log(least)], log_weights.dtype))
-    remainder = whole - without - integral(by_head.sum(axis=(0, 1)), grid)
-    return MaskPath(whole, without, by_head, remainder)
+    loss_with, loss_without = jax.lax.map(
+        loss, jnp.asarray([0, math.log(least)], log_weights.dtype)
+    )
+    remainder = loss_with - loss_without - integral(by_head.sum(axis=(0, 1)), grid)
+    return MaskPath(loss_with, loss_without, by_head, remainder)
 
 
 def path_rule(nodes: int, least: float) -> Float[np.ndarray, "2 nodes"]:
@@ -269,14 +271,16 @@ def _log_weights(grid: Grid) -> Float[Array, " length"]:
     return jnp.zeros_like(grid.weights) if grid.log_weights is None else grid.log_weights
 
 
-def _heads(flow: ResidualFlow) -> int:
+def _num_heads(flow: ResidualFlow) -> int:
     """Return the largest number of heads; raise ValueError unless all layers read log weights."""
     require_attention(flow)
     readers = [attention_of(kind) for kind in flow.kinds]
-    unknown = [one for one in readers if one is not None and not causal_by_construction(one)]
+    unknown = [
+        reader for reader in readers if reader is not None and not causal_by_construction(reader)
+    ]
     got = " and ".join(
-        f"{described(one)} that attends by {described(getattr(one, 'attend', None))}"
-        for one in unknown
+        f"{described(reader)} that attends by {described(getattr(reader, 'attend', None))}"
+        for reader in unknown
     )
     expected = "attention of this library, which reads the grid's log weights"
     cure = "Take jax.grad in the log weights, if your own attention reads them."

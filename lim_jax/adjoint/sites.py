@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from lim_jax._checks import require, require_kind
 from lim_jax.adjoint.stages import pull_back_stages
 from lim_jax.grid.measure import Grid, require_on_grid
-from lim_jax.network.field import OF_HEADS, SumOfFields, TransformerField, heads_of
+from lim_jax.network.field import FIELDS_WITH_HEADS, SumOfFields, TransformerField, heads_of
 from lim_jax.network.flow import ResidualFlow, require_flow
 from lim_jax.network.layer_kinds import LayersByKind, kinds_of, parts_of
 from lim_jax.network.multihead import CausalAttention
@@ -104,17 +104,18 @@ def attention_kinds(attention: Any) -> tuple[Any, ...]:
 
 def map_sites(function: Callable[[Any, AttentionSites], Result], sites: AttentionSites) -> Result:
     """Map ``function(attention, site)`` over layers; attention is None in a layer without heads."""
-    rest = sites._replace(attention=None)
+    arrays_by_layer = sites._replace(attention=None)
     if isinstance(sites.attention, LayersByKind):
         call = sites.attention.call
         numbers = sites.attention.numbers
         return jax.lax.map(
             lambda each: call(lambda attention: function(attention, each[1]), each[0]),
-            (numbers, rest),
+            (numbers, arrays_by_layer),
         )
     arrays, static = eqx.partition(sites.attention, eqx.is_array)
     return jax.lax.map(
-        lambda each: function(in_memory(eqx.combine(each[0], static)), each[1]), (arrays, rest)
+        lambda each: function(in_memory(eqx.combine(each[0], static)), each[1]),
+        (arrays, arrays_by_layer),
     )
 
 
@@ -144,7 +145,7 @@ def attention_of(field: Any) -> Any:
     if isinstance(field, SumOfFields):
         readers = [part for part in map(attention_of, field.sublayers) if part is not None]
         return SumOfFields(tuple(readers)) if len(readers) > 1 else readers[0] if readers else None
-    return field if isinstance(field, OF_HEADS) else None
+    return field if isinstance(field, FIELDS_WITH_HEADS) else None
 
 
 def reads_by_softmax(flow: ResidualFlow) -> bool:

@@ -17,7 +17,7 @@ from lim_jax._jit import filter_jit
 from lim_jax.adjoint.tangent import Parts, pull_back
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.grid.measure import Grid, Scalar
-from lim_jax.network.field import OF_HEADS, SumOfFields, TransformerField, heads_of
+from lim_jax.network.field import FIELDS_WITH_HEADS, SumOfFields, TransformerField, heads_of
 from lim_jax.network.flow import ResidualFlow, euler, split
 from lim_jax.network.kv_cache import KVCache, RowAttention
 from lim_jax.network.multihead import CausalAttention, by_head
@@ -92,7 +92,7 @@ def linearised_stages(
 
     stages = []
     for field in fields:
-        value, pull = _linearised(field, x, grid)
+        value, pull = _linearise(field, x, grid)
         stages.append((field, x, scaled(pull)))
         x = x + increment * value
     return stages[::-1]
@@ -113,7 +113,7 @@ def _stages(flow: ResidualFlow, layer: tuple[Any, Scalar]) -> Any:
 @filter_jit
 def pull_back_heads(attention: Any, x: State, covector: State, grid: Grid) -> Heads:
     r"""Carry a covector back through each head's kernel; the heads' parts sum to :math:`K^*P`."""
-    _, pull = _linearised(attention, x, grid)
+    _, pull = _linearise(attention, x, grid)
     heads = pull(covector[None], None).heads
     assert heads is not None
     return heads
@@ -124,7 +124,7 @@ def with_rows(heads: Heads, most: int) -> Float[Array, "most length width"]:
     return jnp.pad(heads, ((0, most - len(heads)), (0, 0), (0, 0)))
 
 
-def _linearised_heads(attention: Any, x: State, grid: Grid) -> tuple[State, Pull]:
+def _linearise_heads(attention: Any, x: State, grid: Grid) -> tuple[State, Pull]:
     """Linearise attention or a recurrent layer at x, once for all covectors and heads."""
     weights = grid.weights[:, None]
     softmax = isinstance(attention, CausalAttention)
@@ -132,18 +132,18 @@ def _linearised_heads(attention: Any, x: State, grid: Grid) -> tuple[State, Pull
     sources, pull_sources = jax.vjp(lambda context: attention.sources(context, where), x)
     heads = heads_of(attention)
 
-    def read(x: State, *by_heads: Array) -> State:
+    def attend(x: State, *by_heads: Array) -> State:
         if softmax:
             query = attention.queries(x, where)
             return attention.attended(query, *by_heads, attention.gates(x), grid)
-        read = attention.reads(x, jax.tree.unflatten(jax.tree.structure(sources), by_heads), grid)
-        return attention.project_output(read, attention.gates(x))
+        output = attention.reads(x, jax.tree.unflatten(jax.tree.structure(sources), by_heads), grid)
+        return attention.project_output(output, attention.gates(x))
 
     each_head = [by_head(grouped, heads) for grouped in sources]
-    value, pull = jax.vjp(read, x, *each_head)
+    value, pull = jax.vjp(attend, x, *each_head)
 
-    def sum_groups(by_heads: Array, grouped: Array) -> Array:
-        return by_heads.reshape(len(grouped), -1, *grouped.shape[1:]).sum(axis=1)
+    def sum_groups(by_heads: Array, source: Array) -> Array:
+        return by_heads.reshape(len(source), -1, *source.shape[1:]).sum(axis=1)
 
     def kernel(*by_heads: Array) -> State:
         summed = map(sum_groups, by_heads, sources)
@@ -155,19 +155,21 @@ def _linearised_heads(attention: Any, x: State, grid: Grid) -> tuple[State, Pull
 
     def pull_all(covectors: Covectors, sparse: SparseRows | None) -> Pulled:
         """Carry covectors, and a sparse one if there is one, back through the linearised layer."""
-        local, *pulled = jax.vmap(lambda covector: pull(weights * covector))(covectors)
-        total = [each.sum(axis=0) for each in pulled]
-        of_sparse = None
+        local, *gradients = jax.vmap(lambda covector: pull(weights * covector))(covectors)
+        total = [each.sum(axis=0) for each in gradients]
+        sparse_parts = None
         if sparse is not None:
             if softmax:
-                rows, *of_rows = _pull_rows(attention, x, each_head, sparse, grid)
+                rows, *row_gradients = _pull_rows(attention, x, each_head, sparse, grid)
             else:
-                rows, *of_rows = _pull_dense(pull, sparse, weights)
-            total = [dense + rest for dense, rest in zip(total, of_rows, strict=True)]
-            of_sparse = Parts(rows, kernel(*of_rows))
+                rows, *row_gradients = _pull_dense(pull, sparse, weights)
+            total = [
+                dense + rows_part for dense, rows_part in zip(total, row_gradients, strict=True)
+            ]
+            sparse_parts = Parts(rows, kernel(*row_gradients))
         by_heads = jax.vmap(lambda head: head_kernel(head, *total))(jnp.arange(heads))
-        parts = Parts(local / weights[None], jax.vmap(kernel)(*pulled))
-        return Pulled(parts, of_sparse, by_heads)
+        parts = Parts(local / weights[None], jax.vmap(kernel)(*gradients))
+        return Pulled(parts, sparse_parts, by_heads)
 
     return value, pull_all
 
@@ -176,10 +178,10 @@ def _pull_dense(
     pull: Callable[[State], tuple[Array, ...]], sparse: SparseRows, weights: Array
 ) -> tuple[Array, ...]:
     """Do as `_pull_rows` for a layer whose rows depend on each other, by a dense covector."""
-    local, *of_sources = pull(weights * sparse.dense(len(weights)))
+    local, *source_gradients = pull(weights * sparse.dense(len(weights)))
     # A position that is named twice has its row in shares.
-    named = jnp.zeros_like(weights).at[sparse.positions].add(1)
-    return (local / weights / jnp.maximum(named, 1))[sparse.positions], *of_sources
+    counts = jnp.zeros_like(weights).at[sparse.positions].add(1)
+    return (local / weights / jnp.maximum(counts, 1))[sparse.positions], *source_gradients
 
 
 def _pull_rows(
@@ -190,26 +192,26 @@ def _pull_rows(
     positions = sparse.positions
     weights = grid.weights[sparse.positions][:, None]
 
-    def read(rows: Array, key: Array, value: Array) -> Array:
+    def attend(rows: Array, key: Array, value: Array) -> Array:
         def read_row(position: Array, row: Array) -> Array:
             alone = RowAttention(attention, KVCache(key, value), position, grid)
             return alone(row[None], row[None], grid)[0]
 
         return jax.vmap(read_row)(positions, rows)
 
-    _, pull = jax.vjp(read, x[positions], *sources)
-    rows, *of_sources = pull(weights * sparse.rows)
-    return rows / weights, *of_sources
+    _, pull = jax.vjp(attend, x[positions], *sources)
+    rows, *source_gradients = pull(weights * sparse.rows)
+    return rows / weights, *source_gradients
 
 
-def _linearised_field(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
+def _linearise_field(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
     """Return the value at x of a field without heads, and its `Pull`."""
     weights = grid.weights[:, None]
     value, pull = jax.vjp(lambda x, context: field(x, context, grid), x, x)
 
     def pull_all(covectors: Covectors, sparse: SparseRows | None) -> Pulled:
-        pulled = jax.vmap(lambda covector: pull(weights * covector))(covectors)
-        parts = Parts(*(part / weights[None] for part in pulled))
+        gradients = jax.vmap(lambda covector: pull(weights * covector))(covectors)
+        parts = Parts(*(part / weights[None] for part in gradients))
         if sparse is None:
             return Pulled(parts)
         alone = token_grid(len(sparse.positions), x.dtype)  # a field that maps each token by itself
@@ -219,18 +221,18 @@ def _linearised_field(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
     return value, pull_all
 
 
-def _linearised(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
+def _linearise(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
     """Return a field's value at x, and its `Pull`, the adjoint for several covectors at once."""
-    if isinstance(field, OF_HEADS):
-        return _linearised_heads(field, x, grid)
+    if isinstance(field, FIELDS_WITH_HEADS):
+        return _linearise_heads(field, x, grid)
     if not isinstance(field, TransformerField | SumOfFields):
-        return _linearised_field(field, x, grid)
-    values, pulls = zip(*(_linearised(part, x, grid) for part in field.sublayers), strict=True)
+        return _linearise_field(field, x, grid)
+    values, pulls = zip(*(_linearise(part, x, grid) for part in field.sublayers), strict=True)
 
     def pull_all(covectors: Covectors, sparse: SparseRows | None) -> Pulled:
-        parts, of_sparse, heads = zip(*(pull(covectors, sparse) for pull in pulls), strict=True)
+        parts, sparse_parts, heads = zip(*(pull(covectors, sparse) for pull in pulls), strict=True)
         add = partial(jax.tree.map, lambda *terms: sum(terms))
         each = [some for some in heads if some is not None]
-        return Pulled(add(*parts), add(*of_sparse), jnp.concatenate(each) if each else None)
+        return Pulled(add(*parts), add(*sparse_parts), jnp.concatenate(each) if each else None)
 
     return jnp.sum(jnp.stack(values), axis=0), pull_all

@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float
 
-from lim_jax._checks import described, require, require_callable
+from lim_jax._checks import described, error_if, require, require_callable
 from lim_jax._precision import beyond_rounding, promote
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid, require_on_grid
@@ -186,6 +187,9 @@ def local_blocks(field: Field, x: State, grid: Grid) -> Float[Array, "length wid
     ------
     ValueError
         If the field cannot be called, or x does not fit the grid.
+    EquinoxRuntimeError
+        If a field that is none of this library's moves a token by its neighbours in the first slot:
+        every other token is moved, and the rest must stand still.
 
     Examples
     --------
@@ -196,7 +200,15 @@ def local_blocks(field: Field, x: State, grid: Grid) -> Float[Array, "length wid
     _require_tangent(field, x, x, grid, "x")
     _, push = jax.linearize(lambda x_: field(x_, x, grid), x)
     basis = jnp.eye(x.shape[1], dtype=x.dtype)
-    return jax.vmap(lambda e: push(jnp.broadcast_to(e[None], x.shape)), out_axes=2)(basis)
+    blocks = jax.vmap(lambda e: push(jnp.broadcast_to(e[None], x.shape)), out_axes=2)(basis)
+    if causal_by_construction(field):
+        return blocks
+    pushed = push(jnp.ones_like(x).at[1::2].set(0))
+    message = (
+        "field: expected a first slot that is read token by token, got one that mixes tokens. "
+        "Read what mixes them from the second slot, the context."
+    )
+    return error_if(blocks, beyond_rounding(pushed.at[::2].set(0), pushed), message)
 
 
 class KernelFactors(NamedTuple):
@@ -240,13 +252,21 @@ class KernelFactors(NamedTuple):
 
     def source(self, j: Array) -> tuple[Callable[[Array], Sources], Float[Array, " width"]]:
         """Return the map of one token to its keys and values at position j, and the token there."""
+        last = len(self.states) - 1
+        require(
+            isinstance(j, Tracer) or 0 <= int(j) <= last,
+            "j",
+            got=f"{j}",
+            expected=f"a position from 0 to {last}",
+            cure="Pass one of the state's positions.",
+        )
         rope = jax.tree.map(lambda rows: rows[j][None], self.rope)
 
-        def of_token(token: Float[Array, " width"]) -> Sources:
+        def key_and_value(token: Float[Array, " width"]) -> Sources:
             key, value = self.attention.sources(token[None], rope)
             return key[:, 0], value[:, 0]
 
-        return of_token, self.states[j]
+        return key_and_value, self.states[j]
 
     def source_jacobians(
         self, j: Array
@@ -264,9 +284,9 @@ class KernelFactors(NamedTuple):
         """Apply gates, :math:`W_O` and the norm of the output to the heads' outputs."""
         return self.attention.project_output(heads, self.gates)
 
-    def push_output(self, moved: Float[Array, "heads length features"]) -> State:
+    def push_output(self, tangent: Float[Array, "heads length features"]) -> State:
         """Carry a tangent of the heads' outputs through `project_output`."""
-        return jax.jvp(self.project_output, (self.output,), (moved,))[1]
+        return jax.jvp(self.project_output, (self.output,), (tangent,))[1]
 
     def pull_output(self, covector: State) -> Float[Array, "heads length features"]:
         """Carry a covector back through `project_output`."""
@@ -276,9 +296,9 @@ class KernelFactors(NamedTuple):
         """Compute column j's blocks :math:`K(p_i, p_j)` (`eq:attention-nonlocal-kernel`)."""
         keys, values = (by_head(jacobian, len(self.query)) for jacobian in self.source_jacobians(j))
         scores = jnp.einsum("hik,hkb->hib", self.query, keys)
-        moved = values[:, None] + self.steps(j)[:, :, :, None] * scores[:, :, None, :]
-        moved = self.kernel[:, :, j, None, None] * moved
-        return jax.vmap(self.push_output, in_axes=3, out_axes=2)(moved)
+        tangents = values[:, None] + self.steps(j)[:, :, :, None] * scores[:, :, None, :]
+        tangents = self.kernel[:, :, j, None, None] * tangents
+        return jax.vmap(self.push_output, in_axes=3, out_axes=2)(tangents)
 
     def push_column(self, j: Array, tangent: Float[Array, " width"]) -> State:
         r"""Compute :math:`K(p_i, p_j)\xi` over i, without the blocks."""
@@ -286,8 +306,8 @@ class KernelFactors(NamedTuple):
         _, moves = jax.jvp(source, (token,), (tangent,))
         keys, values = (by_head(move, len(self.query)) for move in moves)
         scores = jnp.einsum("hik,hk->hi", self.query, keys)
-        moved = values[:, None] + scores[:, :, None] * self.steps(j)
-        return self.push_output(self.kernel[:, :, j, None] * moved)
+        tangents = values[:, None] + scores[:, :, None] * self.steps(j)
+        return self.push_output(self.kernel[:, :, j, None] * tangents)
 
     def pull_column(self, j: Array, covector: State) -> State:
         """Compute :math:`K(p_i, p_j)^* P_i` over i, without the blocks."""
@@ -297,11 +317,11 @@ class KernelFactors(NamedTuple):
         keys = scores[:, :, None] * jnp.swapaxes(self.query, 0, 1)
         source, token = self.source(j)
 
-        def of_heads(token: Float[Array, " width"]) -> Sources:
+        def key_and_value_by_head(token: Float[Array, " width"]) -> Sources:
             key, value = source(token)
             return by_head(key, len(self.query)), by_head(value, len(self.query))
 
-        _, pull = jax.vjp(of_heads, token)
+        _, pull = jax.vjp(key_and_value_by_head, token)
         return jax.vmap(lambda key, value: pull((key, value))[0])(keys, heads)
 
 
@@ -343,7 +363,7 @@ def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFa
     grid = attention.prefixes(grid)
     query = attention.queries(x, rope)
     key, value = (by_head(grouped, len(query)) for grouped in attention.sources(x, rope))
-    kernel = attention.of_heads(partial(continued_kernel, grid=grid), query, key)
+    kernel = attention.map_heads(partial(continued_kernel, grid=grid), query, key)
     prefix = grid.prefix_weights().astype(kernel.dtype)
     output = jnp.einsum("hij,hjv->hiv", prefix[None] * kernel, value)
     slope = None
@@ -359,8 +379,10 @@ def causal_by_construction(field: Any) -> bool:
     if type(field) not in CAUSAL_FIELDS:
         return False
     if isinstance(field, CausalAttention):
-        known = causal_attention, blocked_attention
-        return type(field.attend) is RingAttention or any(field.attend is one for one in known)
+        functions = causal_attention, blocked_attention
+        return type(field.attend) is RingAttention or any(
+            field.attend is function for function in functions
+        )
     return all(map(causal_by_construction, getattr(field, "sublayers", ())))
 
 
@@ -409,14 +431,14 @@ def looks_ahead(field: Field, x: State, grid: Grid) -> Bool[Array, ""]:
     # An odd number, so that one of the cuts is the middle.
     cuts = np.linspace(1, grid.size - 1, 2 * (grid.size.bit_length() // 2) + 1).astype(int)
     covector = jnp.asarray(np.random.default_rng(0).standard_normal(x.shape), x.dtype)
-    _, transposed = jax.vjp(lambda x, context: field(x, context, grid), x, x)
+    _, pull = jax.vjp(lambda x, context: field(x, context, grid), x, x)
 
-    def crossed(cut: Array) -> Bool[Array, ""]:
+    def crosses(cut: Array) -> Bool[Array, ""]:
         before = (jnp.arange(grid.size) < cut)[:, None]
-        pulled = jnp.stack(transposed(jnp.where(before, covector, 0)))
-        return beyond_rounding(jnp.where(before, 0, pulled), pulled)
+        gradients = jnp.stack(pull(jnp.where(before, covector, 0)))
+        return beyond_rounding(jnp.where(before, 0, gradients), gradients)
 
-    return jnp.any(jax.lax.map(crossed, jnp.asarray(np.unique(cuts))))
+    return jnp.any(jax.lax.map(crosses, jnp.asarray(np.unique(cuts))))
 
 
 def _require_tangent(field: Any, x: State, tangent: State, grid: Grid, name: str) -> None:

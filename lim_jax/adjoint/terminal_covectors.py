@@ -131,9 +131,9 @@ def readout_support(query_weights: Float[Array, " length"], radius: int) -> Floa
     query_weights = checked_queries(error_if_not_finite(query_weights, "query_weights"))
     radius = as_int(radius, "radius", least=0)
     near = jnp.ones(2 * radius + 1, query_weights.dtype)
-    asked = (query_weights > 0).astype(query_weights.dtype)
-    reached = jnp.convolve(asked, near)[radius : radius + asked.shape[0]]
-    return (reached > 0.5).astype(query_weights.dtype)
+    queries = (query_weights > 0).astype(query_weights.dtype)
+    reach = jnp.convolve(queries, near)[radius : radius + queries.shape[0]]
+    return (reach > 0.5).astype(query_weights.dtype)
 
 
 def readout_residual_energies(

@@ -65,7 +65,7 @@ class Answer(NamedTuple):
         return self.scores.tokens
 
     @property
-    def given(self) -> float | None:
+    def total_effect(self) -> float | None:
         """How much all documents together add to the answer's log odds; None where unknown."""
         effects = self.scores.total_effect
         return None if effects is None else float(effects.sum())
@@ -80,16 +80,16 @@ class Answer(NamedTuple):
         """Which document gave most, in a sentence, and what all of them give."""
         signed = METHODS[self.method].signed
         foil = shown_answer(self.foil, cut=False)
-        said = [finding_of(self.parts, self.shown, foil, signed=signed)]
-        if self.given is not None:
-            whole = sum(part.score for part in self.parts if part.kind == "document")
-            said.append(
-                f"All documents together give {self.given:+.2f} of log odds; their scores add up "
-                f"to {whole:+.2f}."
+        sentences = [answer_finding(self.parts, self.shown, foil, signed=signed)]
+        if self.total_effect is not None:
+            sum_of_scores = sum(part.score for part in self.parts if part.kind == "document")
+            sentences.append(
+                f"All documents together give {self.total_effect:+.2f} of log odds; their scores "
+                f"add up to {sum_of_scores:+.2f}."
             )
         if self.scores.note:
-            said.append(self.scores.note)
-        return " ".join(said)
+            sentences.append(self.scores.note)
+        return " ".join(sentences)
 
     def record(self) -> dict[str, Any]:
         """Return the answer as plain numbers and words, as they stand in answer.json."""
@@ -101,7 +101,7 @@ class Answer(NamedTuple):
             "foil": self.foil,
             "method": self.method,
             "finding": self.finding,
-            "given": self.given,
+            "given": self.total_effect,
             "parts": [{name: getattr(part, name) for name in names} for part in self.parts],
         }
 
@@ -149,34 +149,36 @@ class Answer(NamedTuple):
         question, shown, finding = map(html.escape, lines)
         rows = ("</bdi></td><td><bdi>".join(map(html.escape, row)) for row in self._rows)
         table = "".join(f"<tr><td><bdi>{row}</bdi></td></tr>" for row in rows)
-        asked = f'<p><b dir="auto">{question}</b><br><span dir="auto">{shown}</span></p>'
-        return f"{asked}<p>{finding}</p><table>{table}</table>"
+        heading = f'<p><b dir="auto">{question}</b><br><span dir="auto">{shown}</span></p>'
+        return f"{heading}<p>{finding}</p><table>{table}</table>"
 
 
-def finding_of(
+def answer_finding(
     parts: Sequence[AnswerPart], answer: str, foil: str = "", *, signed: bool = False
 ) -> str:
     """Say in a sentence which document gave most to the answer."""
     documents = [part for part in parts if part.kind == "document"]
     top, least = (end(documents, key=lambda part: part.score) for end in (max, min))
     tokens = sum(part.tokens for part in documents)
-    asked = f"The answer “{answer}” comes from “{top.name}” most of all"
+    opening = f"The answer “{answer}” comes from “{top.name}” most of all"
     if foil:
-        asked = f"“{top.name}” decides most between “{answer}” and “{foil}”"
+        opening = f"“{top.name}” decides most between “{answer}” and “{foil}”"
     if not signed:
         all_hold = f"the {len(documents)} documents hold"
         all_hold = all_hold if len(documents) > 1 else "the document holds"
         return (
-            f"{asked}: it holds {percent(top.of_documents)} of what {all_hold}, with "
+            f"{opening}: it holds {percent(top.of_documents)} of what {all_hold}, with "
             f"{top.tokens} of their {tokens} tokens. They hold "
             f"{percent(sum(part.score for part in documents))} of the whole influence."
         )
     if top.score <= 0:
-        asked = f"No document speaks for “{answer}”; the least against it, “{top.name}”"
+        opening = f"No document speaks for “{answer}”; the least against it, “{top.name}”"
     against = f" Against it speaks “{least.name}” most: {least.score:+.2f}." * (
         least.score < 0 < top.score
     )
-    return f"{asked}: {top.score:+.2f}, with {top.tokens} of {tokens} tokens of documents.{against}"
+    return (
+        f"{opening}: {top.score:+.2f}, with {top.tokens} of {tokens} tokens of documents.{against}"
+    )
 
 
 def _row(part: AnswerPart, signed: bool) -> tuple[str, ...]:

@@ -37,9 +37,12 @@ class ComparedAnswers(NamedTuple):
 
     @property
     def finding(self) -> str:
-        """Both answers, the document that changed most, and those in one answer alone, in lines."""
-        said = [shown_answer(one["answer"], one["cut"]) for one in self.answers]
-        lines = [f"{name}: “{text}”" for name, text in zip(self.names, said, strict=True)]
+        """Questions that differ, both answers, the largest change, and what one alone has."""
+        texts = [shown_answer(answer["answer"], answer["cut"]) for answer in self.answers]
+        lines = [f"{name}: “{text}”" for name, text in zip(self.names, texts, strict=True)]
+        first, second = (shown_answer(answer["question"], False) for answer in self.answers)
+        if first != second:
+            lines.insert(0, f"They answer different questions: “{first}” and “{second}”.")
         documents = [part for part in self.parts if part.kind == "document"]
         both = [part for part in documents if not isnan(part.difference)]
         most = max(both, key=lambda part: abs(part.difference))
@@ -47,21 +50,23 @@ class ComparedAnswers(NamedTuple):
         lines.append(f"Of the documents of both “{most.name}” changed most, from {scores}.")
         for name, column in zip(self.names, ("second", "first"), strict=True):
             alone = [part for part in documents if isnan(getattr(part, column))]
-            held = [f"“{p.name}” ({self._spelt(p.first)}{self._spelt(p.second)})" for p in alone]
-            if held:
-                lines.append(f"Only in {name}: {', '.join(held)}.")
-        given = [one["given"] for one in self.answers]
-        if None not in given:
+            scores_alone = [
+                f"“{p.name}” ({self._spelt(p.first)}{self._spelt(p.second)})" for p in alone
+            ]
+            if scores_alone:
+                lines.append(f"Only in {name}: {', '.join(scores_alone)}.")
+        total_effects = [answer["given"] for answer in self.answers]
+        if None not in total_effects:
             both_give = "All documents together give {:+.2f} and {:+.2f} of log odds."
-            lines.append(both_give.format(*given))
+            lines.append(both_give.format(*total_effects))
         return "\n".join(lines)
 
     @property
     def rows(self) -> list[list[str]]:
         """The rows of the table; the first names the columns."""
-        named = [IN_NO_PART if p.kind == UNNAMED else f"“{p.name}”" for p in self.parts]
+        names = [IN_NO_PART if p.kind == UNNAMED else f"“{p.name}”" for p in self.parts]
         numbers = [list(map(self._spelt, part[2:])) for part in self.parts]
-        cells = [[name, *row] for name, row in zip(named, numbers, strict=True)]
+        cells = [[name, *row] for name, row in zip(names, numbers, strict=True)]
         return [["score", *self.names, "difference"], *cells]
 
     def __str__(self) -> str:
@@ -77,7 +82,10 @@ class ComparedAnswers(NamedTuple):
 def compare_answers(
     first: AnswerRecord, second: AnswerRecord, names: tuple[str, str] = ("first", "second")
 ) -> ComparedAnswers:
-    """Put the scores that two answers by one method give each part beside each other."""
+    """Put the scores that two answers by one method give each part beside each other.
+
+    The questions may differ; the finding says so.
+    """
     kinds = [_kind_of_scores(answer) for answer in (first, second)]
     require(
         kinds[0] == kinds[1],
@@ -95,13 +103,13 @@ def compare_answers(
         expected="at least one document of the first's",
         cure="Give the documents the same names in both: they are compared by name.",
     )
-    ordered = sorted(
-        {**scores[0], **scores[1]}, key=lambda p: (p[1] == UNNAMED, p[1] != "document")
-    )
+    labels = sorted({**scores[0], **scores[1]}, key=lambda p: (p[1] == UNNAMED, p[1] != "document"))
     parts = []
-    for name, kind in ordered:
-        one, other = (of.get((name, kind), nan) for of in scores)
-        parts.append(ComparedPart(name, kind, one, other, other - one))
+    for name, kind in labels:
+        first_score, second_score = (of.get((name, kind), nan) for of in scores)
+        parts.append(
+            ComparedPart(name, kind, first_score, second_score, second_score - first_score)
+        )
     return ComparedAnswers(names, (first, second), parts)
 
 
@@ -136,9 +144,9 @@ def _read(file: Path, name: str) -> AnswerRecord:
         record = json.loads(file.read_text("utf-8"))
     except ValueError:
         record = {}
-    whole = isinstance(record, dict) and ENTRIES <= record.keys()
+    complete = isinstance(record, dict) and ENTRIES <= record.keys()
     require(
-        whole,
+        complete,
         name,
         got=f"{file}, which is damaged or of another version",
         expected="what lim-jax ask writes",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lim_jax.attribution.method import Run, Scores, of_context, require_whole, scores_by_token
+from lim_jax.attribution.method import Run, Scores, require_uncut, run_options, scores_by_token
 from lim_jax.attribution.segments import Segment, document_numbers
 from lim_jax.density.adjoints import Loss
 from lim_jax.models import ids
@@ -11,9 +11,9 @@ from lim_jax.models.ids import scores_of_ids
 from lim_jax.prompts.contexts import Context
 
 
-def whole_by_token(
+def score_by_token(
     name: str,
-    of_tokens: ids.Scores,
+    token_scores: ids.Scores,
     model: CausalLM,
     context: Context,
     answer: Sequence[Segment],
@@ -21,19 +21,19 @@ def whole_by_token(
     loss: Loss,
     run: Run,
 ) -> Scores:
-    """Score every token for the whole answer by `of_tokens`, a program of one context.
+    """Score every token for the whole answer by `token_scores`, a program of one context.
 
     `name` is the method's, by which a checkpoint tells its scores from others.
     """
-    require_whole(answer, "as the method scores no part of it")
+    require_uncut(answer, "as the method scores no part of it")
     (row,) = scores_of_ids(
-        of_tokens,
+        token_scores,
         model,
         [context.window],
-        ask=[context.asked],
+        ask=[context.ask],
         loss=loss,
         parts=[document_numbers(context)],
         scores_name=name,
-        **of_context(name, run),
+        **run_options(name, run),
     )
     return scores_by_token(answer, parts, row[None])

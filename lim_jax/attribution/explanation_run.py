@@ -27,7 +27,7 @@ EXPLANATION = "explanation.npz"
 CONE_MASS = "cone_mass.npz"
 
 
-class ReadContexts(NamedTuple):
+class ContextBatch(NamedTuple):
     """Contexts, and their windows: one array where they have one length."""
 
     windows: Windows
@@ -44,30 +44,30 @@ class ReadContexts(NamedTuple):
         return [bool(context.spans) for context in self.contexts]
 
 
-def read_contexts(contexts: list[Context]) -> ReadContexts:
+def batch_contexts(contexts: list[Context]) -> ContextBatch:
     """Return contexts with their windows, which are one array if all have one length."""
-    return ReadContexts(stacked_rows([context.window for context in contexts]), contexts)
+    return ContextBatch(stack_rows([context.window for context in contexts]), contexts)
 
 
-def recorded_contexts(unfinished: Path) -> int | None:
+def count_recorded_contexts(unfinished: Path) -> int | None:
     """Return how many contexts an interrupted run explained; None where it explained none."""
     file = unfinished / EXPLANATION
     return load(file)["contexts"] if file.exists() else None
 
 
-def stacked_rows(rows: list[np.ndarray]) -> Any:
+def stack_rows(rows: list[np.ndarray]) -> Any:
     """Stack rows of one length into an array; return rows of several lengths as they are."""
     return jax.device_put(np.stack(rows)) if len({row.size for row in rows}) == 1 else rows
 
 
-def network_and_loss(network: CausalLM, contexts: list[Context], loss: LossName) -> NetworkAndLoss:
+def pair_with_loss(network: CausalLM, contexts: list[Context], loss: LossName) -> NetworkAndLoss:
     """Return a network with its loss and, in its precision, the contexts' query weights."""
     rows = [context.weights.astype(network.embedding.dtype) for context in contexts]
-    return NetworkAndLoss(network, stacked_rows(rows), loss_kind(loss).loss)
+    return NetworkAndLoss(network, stack_rows(rows), loss_kind(loss).loss)
 
 
 def explain_contexts(
-    asked: NetworkAndLoss,
+    network_and_loss: NetworkAndLoss,
     windows: Windows,
     regions: Regions,
     key: jax.Array,
@@ -81,9 +81,9 @@ def explain_contexts(
     Its place is None otherwise, and where a layer does not read by softmax. Each result is written
     to the folder `unfinished` when it is computed, and read from there in a run that goes on.
     """
-    network, weights, loss = asked
+    network, weights, loss = network_and_loss
 
-    def explained() -> explanations.Explanation:
+    def explain() -> explanations.Explanation:
         """Explain the network on the contexts, with a bar for contexts and then for criteria."""
         units = iter(("context", "criterion"))  # the bar is first of contexts, then of criteria
         return explanations.explain(
@@ -98,7 +98,7 @@ def explain_contexts(
             progress=lambda numbers: bar(numbers, desc="explaining", unit=next(units)),
         )
 
-    result = _once(unfinished / EXPLANATION, len(windows), explained)
+    result = _once(unfinished / EXPLANATION, len(windows), explain)
     mass = None
     # Exact masses are of blocks in closed form.
     if certificates == "all" and reads_by_softmax(network.flow):

@@ -15,7 +15,7 @@ from lim_jax.attribution.orders import ShuffledShares
 from lim_jax.attribution.parts import Shares, context_ids, parts_of
 from lim_jax.attribution.profile_run import Measured
 from lim_jax.attribution.signed_profile import SignedProfile
-from lim_jax.attribution.token_text import joined_tokens
+from lim_jax.attribution.token_text import group_tokens
 from lim_jax.density.statistics import Influence
 from lim_jax.results.archive import load, save
 from lim_jax.results.context_energies import MeasuredContexts
@@ -26,10 +26,12 @@ CONTEXTS = "contexts.npz"
 
 def write_measured(result: Measured, signed: SignedProfile | None, folder: Path) -> None:
     """Write profile.json, profile.csv, tokens.csv, records.csv and those of `write_contexts`."""
-    document: dict[str, Any] = {name: one.record() for name, one in result.influences.items()}
-    whole = result.influence
+    document: dict[str, Any] = {
+        name: influence.record() for name, influence in result.influences.items()
+    }
+    overall = result.influence
     columns = FILES["profile.csv"]
-    numbers = [whole.grid.nodes, whole.density, whole.density_error]
+    numbers = [overall.grid.nodes, overall.density, overall.density_error]
     if signed is not None:
         columns = FILES["profile --signed, profile.csv"]
         numbers += signed.density
@@ -42,7 +44,7 @@ def write_measured(result: Measured, signed: SignedProfile | None, folder: Path)
     write_table(folder / "records.csv", FILES["records.csv"], result.records)
     orders = len(result.contexts) // len(result.measured.names)
     numbered = range(0, len(result.contexts), orders)
-    write_contexts(result.measured, whole, result.shares, numbered, folder)
+    write_contexts(result.measured, overall, result.shares, numbered, folder)
 
 
 def write_contexts(
@@ -50,57 +52,57 @@ def write_contexts(
 ) -> None:
     """Write contexts.npz, contexts.csv and records_by_context.csv, numbered like tokens.csv."""
     save(measured, folder / CONTEXTS)
-    of_regions = np.asarray(influence.example_energies) @ np.asarray(influence.regions.weights).T
-    totals = of_regions.sum(axis=1)
-    parts = of_regions / np.where(totals > 0, totals, 1)[:, None]
+    by_region = np.asarray(influence.example_energies) @ np.asarray(influence.regions.weights).T
+    totals = by_region.sum(axis=1)
+    parts = by_region / np.where(totals > 0, totals, 1)[:, None]
     lengths = map(len, measured.energies)
     columns = numbers, measured.names, lengths, measured.asked, totals.tolist()
     rows = zip(*columns, *parts.T.tolist(), strict=True)
     write_table(folder / "contexts.csv", FILES["contexts.csv"], rows)
     records = [
-        (number, id, part.name, part.kind, share, int(tokens), of_tokens)
+        (number, id, part.name, part.kind, share, int(tokens), token_share)
         for at, (number, id) in enumerate(zip(numbers, measured.names, strict=True))
         for part in shares
-        for share, tokens, of_tokens in [part.held[at].tolist()]
+        for share, tokens, token_share in [part.values[at].tolist()]
         if not np.isnan(share)
     ]
     write_table(folder / "records_by_context.csv", FILES["records_by_context.csv"], records)
 
 
-def write_scores(scored: ScoresOfContexts, loss: str, folder: Path) -> None:
+def write_scores(result: ScoresOfContexts, loss: str, folder: Path) -> None:
     """Write profile.json, two tables of parts, and scores.csv where tokens have scores."""
-    records = [record._asdict() for record in scored.records]
-    document: dict[str, Any] = {"method": scored.method, "loss": loss, "records": records}
-    if scored.given is not None:
-        document["given"] = scored.given.tolist()
+    records = [record._asdict() for record in result.records]
+    document: dict[str, Any] = {"method": result.method, "loss": loss, "records": records}
+    if result.total_effects is not None:
+        document["given"] = result.total_effects.tolist()
     write_json(folder / "profile.json", document)
-    write_table(folder / "records.csv", FILES["profile --method, records.csv"], scored.records)
+    write_table(folder / "records.csv", FILES["profile --method, records.csv"], result.records)
     names = FILES["profile --method, records_by_context.csv"]
-    write_table(folder / "records_by_context.csv", names, _scores_by_context(scored))
-    if scored.scores[0].tokens is not None:
+    write_table(folder / "records_by_context.csv", names, _scores_by_context(result))
+    if result.scores[0].tokens is not None:
         names = FILES["profile --method, scores.csv"]
-        write_table(folder / "scores.csv", names, _scores_by_token(scored))
+        write_table(folder / "scores.csv", names, _scores_by_token(result))
 
 
-def _scores_by_context(scored: ScoresOfContexts) -> Iterator[tuple[Any, ...]]:
+def _scores_by_context(result: ScoresOfContexts) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of records_by_context.csv: the score of each part of each context."""
-    ids = context_ids(scored.contexts)
-    columns = ids, scored.contexts, scored.scores
+    ids = context_ids(result.contexts)
+    columns = ids, result.contexts, result.scores
     for number, (id, context, scores) in enumerate(zip(*columns, strict=True)):
         by_name = scores.by_name()
-        for part, places in parts_of(context):
-            share = places.size / context.length
-            yield number, id, *part, by_name.get(part, 0.0), places.size, share
+        for part, positions in parts_of(context):
+            share = positions.size / context.length
+            yield number, id, *part, by_name.get(part, 0.0), positions.size, share
 
 
-def _scores_by_token(scored: ScoresOfContexts) -> Iterator[tuple[Any, ...]]:
+def _scores_by_token(result: ScoresOfContexts) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of scores.csv: the score of each token of each context."""
-    for number, (context, scores) in enumerate(zip(scored.contexts, scored.scores, strict=True)):
+    for number, (context, scores) in enumerate(zip(result.contexts, result.scores, strict=True)):
         for row in _by_token(context.tokens, context.weights, scores.tokens):
             yield number, *row
 
 
-def read_contexts(folder: Path, name: str) -> MeasuredContexts:
+def load_contexts(folder: Path, name: str) -> MeasuredContexts:
     """Read the contexts that `profile` wrote to a folder, which errors call by `name`."""
     path = folder / CONTEXTS
     expected = "the folder of a finished lim-jax profile by influence, or two of lim-jax ask"
@@ -137,7 +139,7 @@ def _pieces(tokens: Sequence[str]) -> list[tuple[str, str]]:
     """Return the text that each token shows, and which piece of a character it is, such as 1/3."""
     return [
         (text, f"{piece}/{len(group)}" if len(group) > 1 else "")
-        for text, group in joined_tokens(tokens)
+        for text, group in group_tokens(tokens)
         for piece in range(1, len(group) + 1)
     ]
 
@@ -174,13 +176,13 @@ def _by_order(result: ShuffledShares, ids: Sequence[str]) -> Iterator[tuple[Any,
         yield line * orders + order, line, order, ids[line], place + 1, name, float(share)
 
 
-def write_answer(answered: Answer, folder: Path) -> None:
+def write_answer(answer: Answer, folder: Path) -> None:
     """Write answer.json, matrix.csv, and scores.csv where tokens have scores."""
-    write_json(folder / ANSWER, answered.record())
-    write_table(folder / "matrix.csv", FILES["matrix.csv"], _matrix(answered.scores))
-    if answered.tokens is not None:
-        context = answered.context
-        rows = _by_token(context.tokens, context.weights, answered.tokens)
+    write_json(folder / ANSWER, answer.record())
+    write_table(folder / "matrix.csv", FILES["matrix.csv"], _matrix(answer.scores))
+    if answer.tokens is not None:
+        context = answer.context
+        rows = _by_token(context.tokens, context.weights, answer.tokens)
         write_table(folder / "scores.csv", FILES["scores.csv"], rows)
 
 
@@ -190,18 +192,18 @@ def _matrix(scores: Scores) -> Iterator[tuple[Any, ...]]:
         for number, column in enumerate(scores.documents.tolist()):
             part = scores.parts[column]
             score = float(scores.by_part[row, column])
-            yield row, answer.text, number, part.within, part.text, part.places.size, score
+            yield row, answer.text, number, part.within, part.text, part.positions.size, score
 
 
-def write_compared_answers(compared: ComparedAnswers, folder: Path) -> None:
+def write_compared_answers(comparison: ComparedAnswers, folder: Path) -> None:
     """Write compare.json and records.csv."""
-    said = ("question", "answer", "foil", "given")
-    pairs = zip(compared.names, compared.answers, strict=True)
-    both = [{"name": name} | {entry: answer[entry] for entry in said} for name, answer in pairs]
-    of_each = dict(zip(("first", "second"), both, strict=True))
-    method = compared.answers[0]["method"]
-    records = [part._asdict() for part in compared.parts]
-    document = {"finding": compared.finding, "method": method, **of_each, "records": records}
+    entries = ("question", "answer", "foil", "given")
+    pairs = zip(comparison.names, comparison.answers, strict=True)
+    both = [{"name": name} | {entry: answer[entry] for entry in entries} for name, answer in pairs]
+    by_side = dict(zip(("first", "second"), both, strict=True))
+    method = comparison.answers[0]["method"]
+    records = [part._asdict() for part in comparison.parts]
+    document = {"finding": comparison.finding, "method": method, **by_side, "records": records}
     write_json(folder / "compare.json", document)
     names = FILES["compare, records.csv of answers"]
-    write_table(folder / "records.csv", names, compared.parts)
+    write_table(folder / "records.csv", names, comparison.parts)

@@ -53,13 +53,13 @@ def attention_rollout(flow: ResidualFlow, x: State, grid: Grid) -> Float[Array, 
     require(reads_by_softmax(flow), "flow.layers", got=kinds, expected=expected, cure=cure)
     assert flow.step in (euler, split)
 
-    def handed_on(carry, layer):
+    def roll_out(carry, layer):
         x, rollout = carry
         field, _ = layer
         rollout = (_mean_attention(attention_of(field), x, grid) @ rollout + rollout) / 2
         return (flow.transition(layer, x, grid), rollout), None
 
-    (_, rollout), _ = flow.scan(handed_on, (x, jnp.eye(grid.size, dtype=x.dtype)))
+    (_, rollout), _ = flow.scan(roll_out, (x, jnp.eye(grid.size, dtype=x.dtype)))
     return rollout
 
 
@@ -72,4 +72,4 @@ def _mean_attention(
     query = attention.queries(x, rope)
     key, _ = attention.sources(x, rope)
     of_head = partial(attention_weights, grid=prefixes)
-    return attention.of_heads(of_head, query, by_head(key, query.shape[0])).mean(axis=0)
+    return attention.map_heads(of_head, query, by_head(key, query.shape[0])).mean(axis=0)

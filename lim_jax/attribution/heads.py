@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from lim_jax._text_tables import text_table
 from lim_jax.adjoint.masking import mask_gradient
-from lim_jax.attribution.explanation_run import ReadContexts
+from lim_jax.attribution.explanation_run import ContextBatch
 from lim_jax.attribution.methods.mask_gradient import WEIGHT
 from lim_jax.attribution.parts import UNNAMED, parts_of
 from lim_jax.attribution.profile_run import Bar, no_bar
@@ -40,27 +40,27 @@ class HeadOfPart(NamedTuple):
 
 
 def strongest_heads(
-    asked: NetworkAndLoss, read: ReadContexts, bar: Bar = no_bar
+    network_and_loss: NetworkAndLoss, batch: ContextBatch, bar: Bar = no_bar
 ) -> list[HeadOfPart]:
     """Return the strongest heads of each named part, by a gradient of each of some contexts."""
-    chosen = np.flatnonzero(read.named)[:HEADS].tolist()
+    chosen = np.flatnonzero(batch.named)[:HEADS].tolist()
     if not chosen:
         return []
-    contexts = [read.contexts[number] for number in chosen]
+    contexts = [batch.contexts[number] for number in chosen]
     gains = scores_of_ids(
         _by_head,
-        asked.network,
+        network_and_loss.network,
         [context.window for context in contexts],
-        ask=[np.asarray(asked.weights[number]) for number in chosen],
-        loss=asked.loss,
+        ask=[np.asarray(network_and_loss.weights[number]) for number in chosen],
+        loss=network_and_loss.loss,
         parts=list(map(document_numbers, contexts)),
         progress=partial(bar, desc="heads", unit="context"),
     )
     by_part: dict[str, list[np.ndarray]] = {}
-    for context, of_tokens in zip(contexts, gains, strict=True):
-        for (part, kind), places in parts_of(context):
+    for context, gains_by_token in zip(contexts, gains, strict=True):
+        for (part, kind), positions in parts_of(context):
             if kind != UNNAMED:
-                by_part.setdefault(part, []).append(of_tokens[places].sum(axis=0))
+                by_part.setdefault(part, []).append(gains_by_token[positions].sum(axis=0))
     strongest = []
     for part, rows in by_part.items():
         mean, error = map(np.asarray, sample_mean(jax.device_put(np.stack(rows))))
@@ -79,9 +79,9 @@ def _by_head(
     log_weights = jnp.where(parts >= 0, math.log(WEIGHT), 0).astype(x.dtype)
     grid = token_grid(x.shape[0], x.dtype).weighted(log_weights, parts)
     terminal = jax.tree_util.Partial(as_loss_of_logits(loss.loss).terminal, model)
-    scored = jnp.where(parts == SINK, 0, grid.weights)
+    weights = jnp.where(parts == SINK, 0, grid.weights)
     by_head = mask_gradient(model.flow, terminal, (x, y), grid).by_head
-    return jnp.moveaxis(-scored[None, None, :] * by_head, -1, 0)
+    return jnp.moveaxis(-weights[None, None, :] * by_head, -1, 0)
 
 
 def heads_table(heads: Sequence[HeadOfPart]) -> str:

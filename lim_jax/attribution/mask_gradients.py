@@ -15,12 +15,12 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax.attribution.answer_losses import (
     answer_rows,
+    cut_rows,
     losses_of_rows,
-    of_query_weights,
-    rows_of_queries,
+    with_query_weights,
 )
 from lim_jax.attribution.gradients import Tokens
-from lim_jax.attribution.method import Run, of_context
+from lim_jax.attribution.method import Run, run_options
 from lim_jax.attribution.segments import SINK, Segment, document_numbers
 from lim_jax.density.adjoints import Loss, LossOfIds
 from lim_jax.grid.cells import token_grid
@@ -55,13 +55,13 @@ def mask_gradients(
     batches = None if rows is None else _in_batches(rows)
     nodes = rule.T.astype(model.embedding.dtype)
     (columns,) = scores_of_ids(
-        jax.tree_util.Partial(_summed_gradients, *jax.device_put((batches, nodes))),
+        jax.tree_util.Partial(_sum_gradients, *jax.device_put((batches, nodes))),
         model,
         [context.window],
-        ask=[context.asked],
+        ask=[context.ask],
         loss=loss,
         parts=[numbers],
-        **of_context("mask gradient", run),
+        **run_options("mask gradient", run),
     )
     return np.where(numbers != SINK, columns.T[: len(answer)], 0)
 
@@ -75,10 +75,10 @@ def effects_of_documents(
         jax.tree_util.Partial(_losses_at_ends, rows),
         model,
         [context.window],
-        ask=[context.asked],
+        ask=[context.ask],
         loss=loss,
         parts=[document_numbers(context)],
-        **of_context("all documents", run),
+        **run_options("all documents", run),
     )
     return ends[0] - ends[1]
 
@@ -98,7 +98,7 @@ def with_documents_at(
     return y._replace(log_weights=log_weights, parts=parts)
 
 
-def whole_mask_gradient(loss: Loss, model: CausalLM, x: State, y: Targets | Contrast) -> Tokens:
+def answer_mask_gradient(loss: Loss, model: CausalLM, x: State, y: Targets | Contrast) -> Tokens:
     """Return the derivative of the whole answer's loss in the log weights that `y` has."""
     return jax.grad(lambda u: loss(model, x, y._replace(log_weights=u)))(y.log_weights)
 
@@ -120,7 +120,7 @@ def _losses_at_ends(
     return jax.lax.map(at, jnp.asarray([math.log(LEAST), 0], x.dtype))
 
 
-def _summed_gradients(
+def _sum_gradients(
     batches: Float[Array, "batches rows queries"] | None,
     nodes: Float[Array, "nodes 2"],
     loss: LossOfIds,
@@ -134,11 +134,11 @@ def _summed_gradients(
 
     def at(node: Float[Array, "2"]) -> Float[Array, "_ length"]:
         log_weight, share = node
-        asked = with_documents_at(log_weight, x, y, parts)
+        targets = with_documents_at(log_weight, x, y, parts)
         if batches is None:
-            return share * whole_mask_gradient(loss.loss, model, x, asked)[None]
-        assert isinstance(loss.loss, LossOfLogits) and isinstance(asked, Targets)
-        return share * _gradients_of_rows(batches, loss.loss, model, x, asked)
+            return share * answer_mask_gradient(loss.loss, model, x, targets)[None]
+        assert isinstance(loss.loss, LossOfLogits) and isinstance(targets, Targets)
+        return share * _gradients_of_rows(batches, loss.loss, model, x, targets)
 
     return -jax.lax.map(at, nodes).sum(axis=0).T
 
@@ -167,21 +167,23 @@ def _gradients_of_rows(
     states = flow.trajectory(x, grid).states
 
     def terminal(row):
-        whole, asked = of_query_weights(y, row)
-        return whole * jax.grad(loss.terminal, argnums=1)(model, states[-1], asked)
+        total_weight, targets = with_query_weights(y, row)
+        return total_weight * jax.grad(loss.terminal, argnums=1)(model, states[-1], targets)
 
-    def backward(carried, layer, state):
+    def backward(carry, layer, state):
         def transition(state, log_weights):
             return flow.transition(layer, state, replace(grid, log_weights=log_weights))
 
-        covectors, gradients = carried
+        covectors, gradients = carry
         pull = jax.vjp(transition, state, log_weights)[1]
-        covectors, of_layer = jax.lax.map(pull, covectors, batch_size=min(AT_ONCE, len(covectors)))
-        return (covectors, gradients + of_layer), None
+        covectors, layer_gradients = jax.lax.map(
+            pull, covectors, batch_size=min(AT_ONCE, len(covectors))
+        )
+        return (covectors, gradients + layer_gradients), None
 
-    def of_batch(rows):
-        rows = rows_of_queries(rows, y)
+    def batch_gradients(rows):
+        rows = cut_rows(rows, y)
         start = jax.lax.map(terminal, rows), jnp.zeros((rows.shape[0], x.shape[0]), x.dtype)
         return flow.scan(backward, start, states[:-1], reverse=True)[0][1]
 
-    return jax.lax.map(of_batch, batches).reshape(-1, x.shape[0])
+    return jax.lax.map(batch_gradients, batches).reshape(-1, x.shape[0])

@@ -44,7 +44,7 @@ class ScoresOfContexts(NamedTuple):
     records: Sequence[MeanScore]
 
     @property
-    def given(self) -> Float[np.ndarray, " contexts"] | None:
+    def total_effects(self) -> Float[np.ndarray, " contexts"] | None:
         """By how much all documents lower each context's loss; None where the method lacks it."""
         effects = [scores.total_effect for scores in self.scores]
         known = [float(effect.sum()) for effect in effects if effect is not None]
@@ -70,9 +70,9 @@ def score_contexts(
     rows = []
     for number in run.bar(range(len(contexts)), desc=method, unit="context"):
         context = contexts[number]
-        of_context = run.within(f"{number}")._replace(bar=no_bar)
+        context_run = run.within(f"{number}")._replace(bar=no_bar)
         cut = [whole_answer(context)], context_segments(context)
-        rows.append(score(network, context, *cut, loss_kind(loss).loss, of_context))
+        rows.append(score(network, context, *cut, loss_kind(loss).loss, context_run))
     return ScoresOfContexts(method, contexts, rows, mean_scores_of_parts(contexts, rows))
 
 
@@ -82,42 +82,44 @@ def cost_of_contexts(contexts: Sequence[Context], method: str) -> Cost:
     return method_named(method).cost(parts, 1)
 
 
-def mean_scores_of_parts(contexts: Sequence[Context], scored: Sequence[Scores]) -> list[MeanScore]:
+def mean_scores_of_parts(
+    contexts: Sequence[Context], all_scores: Sequence[Scores]
+) -> list[MeanScore]:
     """Average the scores of the parts of each name over contexts; the unnamed rest stands last."""
-    by_name = [scores.by_name() for scores in scored]
+    by_name = [scores.by_name() for scores in all_scores]
     parts = scores_by_context(contexts, by_name)
     speaking_for = [
         np.zeros(context.length) if scores.tokens is None else np.maximum(scores.tokens, 0)
-        for context, scores in zip(contexts, scored, strict=True)
+        for context, scores in zip(contexts, all_scores, strict=True)
     ]
     sizes = [
-        sum(abs(score) for part, score in of_context.items() if is_document(*part)) or 1
-        for of_context in by_name
+        sum(abs(score) for part, score in scores_of_context.items() if is_document(*part)) or 1
+        for scores_of_context in by_name
     ]
     records = []
     for part, mean in zip(parts, mean_shares(parts, contexts, speaking_for), strict=True):
-        share = float(np.nanmean(part.held[:, 0] / sizes)) if is_document(*part[:2]) else None
+        share = float(np.nanmean(part.values[:, 0] / sizes)) if is_document(*part[:2]) else None
         records.append(MeanScore(*mean[:4], share, *mean[4:]))
     return records
 
 
-def scores_finding(scored: ScoresOfContexts) -> str:
+def scores_finding(result: ScoresOfContexts) -> str:
     """Tell which part's score is the largest on average, and which speaks against what is asked."""
-    named = (part for part in scored.records if part.kind != UNNAMED)
-    ordered = sorted(named, key=lambda part: part.score)
-    least = ordered[0]
-    top = ordered[-1]
-    finding = f"“{top.name}” has the largest score by {scored.method}, {_with_error(top)}."
+    named = (part for part in result.records if part.kind != UNNAMED)
+    parts = sorted(named, key=lambda part: part.score)
+    least = parts[0]
+    top = parts[-1]
+    finding = f"“{top.name}” has the largest score by {result.method}, {_with_error(top)}."
     if least.score < 0 < top.score:
         finding += f" “{least.name}” has the least, {_with_error(least)}."
-    if scored.given is None:
+    if result.total_effects is None:
         return finding
-    sums = np.array([scores.by_part[:, scores.documents].sum() for scores in scored.scores])
-    most = abs(scored.given - sums).max()
+    sums = np.array([scores.by_part[:, scores.documents].sum() for scores in result.scores])
+    most = abs(result.total_effects - sums).max()
     return (
-        f"{finding} All documents together give {scored.given.mean():+.3f} on average; their "
-        f"scores add up to {sums.mean():+.3f}, and differ from it by at most {most:.3f} in a "
-        "context."
+        f"{finding} All documents together give {result.total_effects.mean():+.3f} on average; "
+        f"their scores add up to {sums.mean():+.3f}, and differ from it by at most {most:.3f} in "
+        "a context."
     )
 
 

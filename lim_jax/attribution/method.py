@@ -96,10 +96,10 @@ class Scores(NamedTuple):
 
     def by_name(self) -> dict[tuple[str, str], float]:
         """Return the score of each named part for the whole answer, summed over its segments."""
-        found: dict[tuple[str, str], float] = {}
+        scores: dict[tuple[str, str], float] = {}
         for part, score in zip(self.parts, self.by_part.sum(axis=0).tolist(), strict=True):
-            found[part.label] = found.get(part.label, 0.0) + score
-        return found
+            scores[part.label] = scores.get(part.label, 0.0) + score
+        return scores
 
 
 # ``scores(model, context, answer, parts, loss, run)``.
@@ -163,12 +163,12 @@ def scores_by_token(
     Scores
         The scores by part, with those by token.
     """
-    columns = [by_token[:, part.places].sum(axis=1) for part in parts]
+    columns = [by_token[:, part.positions].sum(axis=1) for part in parts]
     by_part = np.stack(columns, axis=1) if columns else by_token[:, :0]
     return Scores(answer, parts, by_part, by_token, total_effect, note)
 
 
-def require_whole(answer: Sequence[Segment], why: str) -> None:
+def require_uncut(answer: Sequence[Segment], why: str) -> None:
     """Raise ValueError if an answer is cut into several parts; `why` says what forbids it."""
     require(
         len(answer) == 1,
@@ -179,7 +179,7 @@ def require_whole(answer: Sequence[Segment], why: str) -> None:
     )
 
 
-def of_context(name: str, run: Run) -> dict[str, Any]:
+def run_options(name: str, run: Run) -> dict[str, Any]:
     """Return a run's checkpoint and bar as the options of `models.ids`, for one context."""
     return {
         "checkpoint": run.checkpoint,

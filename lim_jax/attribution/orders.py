@@ -8,7 +8,7 @@ import numpy as np
 from lim_jax.attribution.parts import Shares, part_text, shares_by_context
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.interpolation import carrying_shares
-from lim_jax.prompts.contexts import Context, places_by_name
+from lim_jax.prompts.contexts import Context, positions_by_name
 from lim_jax.prompts.document_orders import ShuffledContexts
 from lim_jax.results.two_way import TwoWayShares, two_way_shares
 
@@ -27,14 +27,14 @@ class ShuffledShares(NamedTuple):
     same: bool
 
 
-def averaged_orders(
+def average_orders(
     lines: Sequence[ShuffledContexts], energies: Sequence[np.ndarray]
 ) -> tuple[list[Context], list[np.ndarray], Shares]:
     """Return the first context of each line, with energies and shares averaged over its orders."""
     every = [context for line in lines for context in line.contexts]
     names = list(dict.fromkeys(name for line in lines for name in line.names))
     by_line = [
-        part._replace(held=part.held.reshape(len(lines), -1, 3).mean(axis=1))
+        part._replace(values=part.values.reshape(len(lines), -1, 3).mean(axis=1))
         for part in shares_by_context(every, energies)
     ]
     # In the order in which the lines have them, not that of the first shuffle.
@@ -47,10 +47,10 @@ def averages_of_lines(
 ) -> list[np.ndarray]:
     """Average the densities of each line over its orders, on the token grid of the first."""
     averages = []
-    for line, of_orders in zip(lines, _by_line(lines, densities), strict=True):
+    for line, by_order in zip(lines, _by_line(lines, densities), strict=True):
         grid = token_grid(line.contexts[0].length)
-        carried = [carrying_shares(token_grid(row.size), grid) @ row for row in of_orders]
-        averages.append(np.mean(carried, axis=0).astype(of_orders[0].dtype))
+        densities_on_grid = [carrying_shares(token_grid(row.size), grid) @ row for row in by_order]
+        averages.append(np.mean(densities_on_grid, axis=0).astype(by_order[0].dtype))
     return averages
 
 
@@ -59,7 +59,7 @@ def shuffled_shares(
 ) -> ShuffledShares:
     """Separate what is due to documents from what is due to their places, over all lines."""
     pairs = zip(lines, _by_line(lines, energies), strict=True)
-    shares = np.array([line.shares(of_orders) for line, of_orders in pairs])
+    shares = np.array([line.shares(by_order) for line, by_order in pairs])
     names = lines[0].names
     places = range(len(lines[0].names))
     alike = all(set(line.names) == set(names) for line in lines)
@@ -69,18 +69,21 @@ def shuffled_shares(
         names = tuple(f"document {place + 1}" for place in places)
         numbers = [list(places) for _ in lines]
     documents = np.array(
-        [np.array(own)[line.orders] for own, line in zip(numbers, lines, strict=True)]
+        [
+            np.array(line_numbers)[line.orders]
+            for line_numbers, line in zip(numbers, lines, strict=True)
+        ]
     )
     effects = two_way_shares(shares, documents)
-    return ShuffledShares(names, shares, documents, effects, alike and _of_one_text(lines))
+    return ShuffledShares(names, shares, documents, effects, alike and _have_one_text(lines))
 
 
-def _of_one_text(lines: Sequence[ShuffledContexts]) -> bool:
+def _have_one_text(lines: Sequence[ShuffledContexts]) -> bool:
     """Tell whether the documents of each name have one text in all lines."""
     texts = {
-        (name, part_text(context, places))
+        (name, part_text(context, positions))
         for context in (line.contexts[0] for line in lines)
-        for name, places in places_by_name(context.spans).items()
+        for name, positions in positions_by_name(context.spans).items()
         if name in lines[0].names
     }
     return len(texts) == len(lines[0].names)

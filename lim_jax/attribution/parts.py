@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from lim_jax.attribution.token_text import held_by_text, most_in_words
+from lim_jax.attribution.token_text import most_in_words, sum_by_text
 from lim_jax.probes import sample_mean
-from lim_jax.prompts.contexts import Context, places_by_name
+from lim_jax.prompts.contexts import Context, positions_by_name
 from lim_jax.prompts.documents import QUESTION, is_reserved
 from lim_jax.results.context_energies import MeasuredContexts
 
@@ -25,7 +25,7 @@ class PartByContext(NamedTuple):
 
     name: str
     kind: str
-    held: Float[np.ndarray, "contexts 3"]
+    values: Float[np.ndarray, "contexts 3"]
 
 
 Shares = Sequence[PartByContext]
@@ -35,8 +35,8 @@ def shares_by_context(contexts: Sequence[Context], energies: Sequence[np.ndarray
     """Return the share of the influence that each named part holds of each context."""
     scores = []
     for context, energy in zip(contexts, energies, strict=True):
-        whole = energy.sum() or 1
-        held = {part: float(energy[at].sum() / whole) for part, at in parts_of(context)}
+        total = energy.sum() or 1
+        held = {part: float(energy[at].sum() / total) for part, at in parts_of(context)}
         scores.append(held)
     return scores_by_context(contexts, scores)
 
@@ -46,12 +46,12 @@ def scores_by_context(
 ) -> Shares:
     """Collect each part's score, in place of a share, and its tokens, a row for each context."""
     parts: dict[tuple[str, str], PartByContext] = {}
-    for number, (context, of_context) in enumerate(zip(contexts, scores, strict=True)):
-        for part, places in parts_of(context):
-            without = np.full((len(contexts), 3), np.nan)
-            of_all = parts.setdefault(part, PartByContext(*part, without))
-            score = of_context.get(part, 0.0)
-            of_all.held[number] = score, places.size, places.size / context.length
+    for number, (context, scores_of_context) in enumerate(zip(contexts, scores, strict=True)):
+        for part, positions in parts_of(context):
+            missing = np.full((len(contexts), 3), np.nan)
+            part_rows = parts.setdefault(part, PartByContext(*part, missing))
+            score = scores_of_context.get(part, 0.0)
+            part_rows.values[number] = score, positions.size, positions.size / context.length
     return sorted(parts.values(), key=lambda part: part.kind == UNNAMED)
 
 
@@ -62,22 +62,23 @@ def is_document(name: str, kind: str) -> bool:
 
 def parts_of(context: Context) -> Iterator[tuple[tuple[str, str], np.ndarray]]:
     """Yield the name and kind of each part of a context with its tokens, last those in no part."""
-    named = places_by_name(context.spans)
-    for name, places in named.items():
-        yield (name, "part"), places
+    named = positions_by_name(context.spans)
+    for name, positions in named.items():
+        yield (name, "part"), positions
     rest = np.setdiff1d(np.arange(context.length), np.concatenate([*named.values(), []]))
     if named and rest.size:
         yield ("", UNNAMED), rest
 
 
-def windows_and_asked(contexts: Sequence[Context]) -> tuple[list[np.ndarray], list[Any]]:
+def windows_and_ask(contexts: Sequence[Context]) -> tuple[list[np.ndarray], list[Any]]:
     """Return the windows of contexts, and what is asked of each."""
-    return [context.window for context in contexts], [context.asked for context in contexts]
+    return [context.window for context in contexts], [context.ask for context in contexts]
 
 
-def part_text(context: Context, places: np.ndarray) -> str:
+def part_text(context: Context, positions: np.ndarray) -> str:
     """Return a part's letters and digits, as what stands at its edges differs between orders."""
-    return "".join(filter(str.isalnum, "".join(context.tokens[place] for place in places.tolist())))
+    text = "".join(context.tokens[position] for position in positions.tolist())
+    return "".join(filter(str.isalnum, text))
 
 
 def context_names(contexts: Sequence[Context], orders: int = 1) -> list[str]:
@@ -112,9 +113,9 @@ def measured_contexts(
     contexts: Sequence[Context], energies: Sequence[np.ndarray], shares: Shares, delta: float
 ) -> MeasuredContexts:
     """Return what was measured of contexts, under their ids."""
-    asked = [int(np.flatnonzero(context.weights)[0]) for context in contexts]
-    by_name = {part.name: part.held[:, 0].tolist() for part in shares if part.kind != UNNAMED}
-    return MeasuredContexts(context_ids(contexts), list(energies), asked, by_name, delta)
+    first_queries = [int(np.flatnonzero(context.weights)[0]) for context in contexts]
+    by_name = {part.name: part.values[:, 0].tolist() for part in shares if part.kind != UNNAMED}
+    return MeasuredContexts(context_ids(contexts), list(energies), first_queries, by_name, delta)
 
 
 class MeanShare(NamedTuple):
@@ -138,20 +139,20 @@ def mean_shares(
     shares: Shares, contexts: Sequence[Context], energies: Sequence[Energy]
 ) -> list[MeanShare]:
     """Average what each part holds over `contexts`, and name the tokens that hold most of it."""
-    of_tokens = defaultdict[tuple[str, str], Counter](Counter)
+    by_text = defaultdict[tuple[str, str], Counter](Counter)
     texts = defaultdict[tuple[str, str], set[str]](set)
     for context, energy in zip(contexts, energies, strict=True):
-        of_all = energy / (energy.sum() or 1)
-        for part, places in parts_of(context):
-            of_tokens[part].update(held_by_text(context.tokens, of_all, places.tolist()))
-            texts[part].add(part_text(context, places))
-    return [_averaged(part, of_tokens[part[:2]], len(texts[part[:2]])) for part in shares]
+        shares_of_tokens = energy / (energy.sum() or 1)
+        for part, positions in parts_of(context):
+            by_text[part].update(sum_by_text(context.tokens, shares_of_tokens, positions.tolist()))
+            texts[part].add(part_text(context, positions))
+    return [_mean_share(part, by_text[part[:2]], len(texts[part[:2]])) for part in shares]
 
 
-def _averaged(part: PartByContext, of_tokens: Counter, texts: int) -> MeanShare:
+def _mean_share(part: PartByContext, by_text: Counter, texts: int) -> MeanShare:
     """Average a part's share and its tokens over the contexts that have it."""
-    share, tokens, share_of_tokens = part.held[~np.isnan(part.held[:, 0])].T
+    share, tokens, share_of_tokens = part.values[~np.isnan(part.values[:, 0])].T
     mean, error = map(float, sample_mean(jax.device_put(share)))
     sizes = float(tokens.mean()), float(share_of_tokens.mean()), share.size, texts
-    most = most_in_words(of_tokens) if any(of_tokens.values()) else ""
+    most = most_in_words(by_text) if any(by_text.values()) else ""
     return MeanShare(part.name, part.kind, mean, error, *sizes, most)

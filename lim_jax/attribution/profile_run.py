@@ -12,7 +12,7 @@ from lim_jax import explanations, models
 from lim_jax._checks import require
 from lim_jax._digest import digest
 from lim_jax._partial_runs import once
-from lim_jax.attribution.orders import ShuffledShares, averaged_orders, shuffled_shares
+from lim_jax.attribution.orders import ShuffledShares, average_orders, shuffled_shares
 from lim_jax.attribution.parts import (
     Energy,
     MeanShare,
@@ -20,13 +20,13 @@ from lim_jax.attribution.parts import (
     mean_shares,
     measured_contexts,
     shares_by_context,
-    windows_and_asked,
+    windows_and_ask,
 )
 from lim_jax.density.adjoints import Loss
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import TokenBreakdown
 from lim_jax.models import CausalLM
-from lim_jax.models.ids import Profile, Windows
+from lim_jax.models.ids import PerPosition, Windows
 from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.document_orders import ShuffledContexts
@@ -70,7 +70,7 @@ class Measured(NamedTuple):
 def measure(
     network: CausalLM,
     contexts: Sequence[Context],
-    asked: LossName,
+    loss_name: LossName,
     *,
     delta: float = 0.2,
     orders: Sequence[ShuffledContexts] = (),
@@ -85,27 +85,27 @@ def measure(
     are averaged: they are not independent. With a folder `checkpoint` an interrupted run goes on
     after the last context.
     """
-    windows, queries = windows_and_asked(contexts)
-    loss = loss_kind(asked).loss
+    windows, queries = windows_and_ask(contexts)
+    loss = loss_kind(loss_name).loss
     accounts = []
     if shown:
         page = checkpoint and checkpoint / "page"
-        of_page = network, windows[:shown], queries[:shown]
-        accounts = accounts_of_contexts(*of_page, loss=loss, checkpoint=page, bar=bar)
-    known = 0 if network.flow.is_offloaded else len(accounts)
-    energies = [np.asarray(account.energy) for account in accounts[:known]]
-    if known < len(contexts):
+        shown_contexts = network, windows[:shown], queries[:shown]
+        accounts = accounts_of_contexts(*shown_contexts, loss=loss, checkpoint=page, bar=bar)
+    reused = 0 if network.flow.is_offloaded else len(accounts)
+    energies = [np.asarray(account.energy) for account in accounts[:reused]]
+    if reused < len(contexts):
         energies += models.energies_of_ids(
             network,
-            windows[known:],
-            ask=queries[known:],
+            windows[reused:],
+            ask=queries[reused:],
             loss=loss,
-            checkpoint=checkpoint and checkpoint / ("other energies" if known else "energies"),
+            checkpoint=checkpoint and checkpoint / ("other energies" if reused else "energies"),
             progress=partial(bar, desc="profile", unit="context"),
             progress_of_layers=partial(bar, **LAYERS),
         )
     if orders:
-        alone, averaged, shares = averaged_orders(orders, energies)
+        alone, averaged, shares = average_orders(orders, energies)
     else:
         alone = contexts
         averaged = energies
@@ -126,7 +126,7 @@ def measure(
 def accounts_of_contexts(
     network: CausalLM,
     windows: Windows,
-    query_weights: Sequence[Profile],
+    query_weights: Sequence[PerPosition],
     *,
     depth: int = 0,
     loss: Loss = CausalLM.loss,
@@ -136,13 +136,14 @@ def accounts_of_contexts(
     """Account for every token of contexts; keep each account in a file of `checkpoint`."""
     layers = partial(bar, **LAYERS)
 
-    def account(number: int) -> TokenBreakdown:
+    def break_down(number: int) -> TokenBreakdown:
+        """Break down the influence of one context by token."""
         context = windows[number], query_weights[number]
         return explanations.account_of_context(network, *context, depth, loss, progress=layers)
 
     numbers = bar(range(len(windows)), desc="page", unit="context")
     if checkpoint is None:
-        return [account(number) for number in numbers]
+        return [break_down(number) for number in numbers]
     fingerprint = digest((network, list(windows), list(query_weights), depth, loss))
     run = {"function": "account_of_context", "account": fingerprint}
 
@@ -150,7 +151,7 @@ def accounts_of_contexts(
         return TokenBreakdown._make(jax.device_put(leaves))
 
     return [
-        once(checkpoint / f"{number}", run, partial(account, number), read) for number in numbers
+        once(checkpoint / f"{number}", run, partial(break_down, number), read) for number in numbers
     ]
 
 

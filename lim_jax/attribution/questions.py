@@ -22,7 +22,7 @@ from lim_jax.attribution.segments import (
     context_segments,
     whole_answer,
 )
-from lim_jax.attribution.token_text import held_by_text, most_in_words
+from lim_jax.attribution.token_text import most_in_words, sum_by_text
 from lim_jax.checkpoints.text import texts_of_ids
 from lim_jax.models.language_model import LanguageModel
 from lim_jax.models.loss_kinds import LossName, loss_kind
@@ -78,8 +78,8 @@ class ReadQuestion(NamedTuple):
             parts = len(context_segments(self.read, self.document_parts))
         else:
             tokens = self.question.answer_tokens
-            own = {"answer": 1, "token": tokens}
-            answer = own.get(self.answer_parts, max(1, tokens // SENTENCE))
+            counts = {"answer": 1, "token": tokens}
+            answer = counts.get(self.answer_parts, max(1, tokens // SENTENCE))
             parts = len(self.line.documents) + 2  # the question and the rest too
         return method_named(self.question.method).cost(parts, answer)
 
@@ -160,7 +160,7 @@ def ask(
     (['document', 'document', 'question', 'rest'], 'She')
     """
     require_kind(model, LanguageModel, "model", "Take LanguageModel.from_pretrained(path).")
-    asked = Question(
+    request = Question(
         question,
         documents,
         method=method,
@@ -172,52 +172,52 @@ def ask(
         foil=foil,
         max_length=max_length,
     )
-    prompt = read_question(model, asked)
-    kept = None if checkpoint is None else checkpoint_folder(checkpoint)
-    return answer_question(model, prompt, Run(kept, progress))
+    prompt = read_question(model, request)
+    folder = None if checkpoint is None else checkpoint_folder(checkpoint)
+    return answer_question(model, prompt, Run(folder, progress))
 
 
-def read_question(model: LanguageModel, asked: Question) -> ReadQuestion:
+def read_question(model: LanguageModel, question: Question) -> ReadQuestion:
     """Read a question and documents as the model will, before anything is computed.
 
     Errors are those of `ask`; the model's weights are not read.
     """
-    as_int(asked.max_length, "max_length")
-    as_int(asked.answer_tokens, "answer_tokens")
-    answer_parts = parts_of_answer(asked.method, asked.foil, asked.parts)
-    document_parts = asked.document_parts or method_named(asked.method).document_parts
+    as_int(question.max_length, "max_length")
+    as_int(question.answer_tokens, "answer_tokens")
+    answer_parts = parts_of_answer(question.method, question.foil, question.parts)
+    document_parts = question.document_parts or method_named(question.method).document_parts
     line = question_line(
         model,
-        asked.question,
-        asked.documents,
-        answer=asked.answer,
-        foil=asked.foil,
-        chat=asked.chat,
+        question.question,
+        question.documents,
+        answer=question.answer,
+        foil=question.foil,
+        chat=question.chat,
     )
-    loss: LossName = "contrast" if asked.foil else "margin"
-    read = context_of_line(line, model.tokenizer, loss, asked.max_length)
-    return ReadQuestion(asked, line, read, loss, answer_parts, document_parts)
+    loss: LossName = "contrast" if question.foil else "margin"
+    read = context_of_line(line, model.tokenizer, loss, question.max_length)
+    return ReadQuestion(question, line, read, loss, answer_parts, document_parts)
 
 
-def answer_question(model: LanguageModel, asked: ReadQuestion, run: Run) -> Answer:
+def answer_question(model: LanguageModel, prompt: ReadQuestion, run: Run) -> Answer:
     """Let the model answer, where the answer is not given, and score the parts of the context."""
-    question = asked.question
-    context = answered_context(model, asked.read, asked.loss, question.answer_tokens, run.bar)
+    question = prompt.question
+    context = answer_context(model, prompt.read, prompt.loss, question.answer_tokens, run.bar)
     scores = method_named(question.method).scores(
         model.network,
         context,
-        segments_of_answer(context, model.tokenizer, asked.answer_parts),
-        context_segments(context, asked.document_parts),
-        loss_kind(asked.loss).loss,
+        segments_of_answer(context, model.tokenizer, prompt.answer_parts),
+        context_segments(context, prompt.document_parts),
+        loss_kind(prompt.loss).loss,
         run,
     )
     return Answer(
         question=question.question,
         text=answer_text(context, model.tokenizer),
-        foil=asked.line.foil.strip(),
+        foil=prompt.line.foil.strip(),
         cut=context.cut,
         method=question.method,
-        parts=part_rows(asked.line, context, scores),
+        parts=part_rows(prompt.line, context, scores),
         context=context,
         scores=scores,
     )
@@ -240,8 +240,8 @@ def parts_of_answer(method: str, foil: str, parts: AnswerParts | None) -> Answer
         expected="the whole answer, since a foil is another whole answer",
         cure="Leave `parts` or `foil` out.",
     )
-    whole = bool(foil) or "sentence" not in known
-    return parts or ("answer" if whole else "sentence")
+    uncut = bool(foil) or "sentence" not in known
+    return parts or ("answer" if uncut else "sentence")
 
 
 def segments_of_answer(context: Context, tokenizer: Any, parts: AnswerParts) -> list[Segment]:
@@ -284,19 +284,19 @@ def question_line(
 
 def require_documents(documents: object) -> None:
     """Raise ValueError unless this is a list of texts or of documents, at least one."""
-    listed = documents if isinstance(documents, Sequence) else ()
-    others = [at for at, one in enumerate(listed) if not isinstance(one, str | Document)]
+    entries = documents if isinstance(documents, Sequence) else ()
+    others = [at for at, document in enumerate(entries) if not isinstance(document, str | Document)]
     got = "none" if isinstance(documents, Sequence) else described(documents)
     require(
-        len(listed) > 0 and not others,
+        len(entries) > 0 and not others,
         "documents",
-        got=f"{described(listed[others[0]])} at index {others[0]}" if others else got,
+        got=f"{described(entries[others[0]])} at index {others[0]}" if others else got,
         expected="a folder, a file, or a list of texts or of Document, at least one",
         cure="Pass the texts themselves, or Document(title, text) for each.",
     )
 
 
-def answered_context(
+def answer_context(
     model: LanguageModel, read: Context | PromptOnly, loss: LossName, tokens: int, progress: Bar
 ) -> Context:
     """Return the context with its answer, which the model gives itself where there is none."""
@@ -311,28 +311,28 @@ def part_rows(line: Line, context: Context, scores: Scores) -> tuple[AnswerPart,
     names = {document.name for document in line.documents}
     kinds = {**dict.fromkeys(names, "document"), QUESTION: "question"}
     by_name = scores.by_name()
-    whole = sum(abs(score) for (name, _), score in by_name.items() if name in names) or 1
+    total = sum(abs(score) for (name, _), score in by_name.items() if name in names) or 1
 
-    def part(name: str, kind: str, places: np.ndarray) -> AnswerPart:
+    def part(name: str, kind: str, positions: np.ndarray) -> AnswerPart:
         """Return the row of one part: its score, its share of documents' scores, its tokens."""
         score = by_name.get((name, kind), 0.0)
         most = ""
         kind = kind if kind == UNNAMED else kinds.get(name, "message")
         if scores.tokens is not None:
             speaking_for = np.maximum(scores.tokens, 0)
-            by_text = held_by_text(context.tokens, speaking_for, places.tolist())
+            by_text = sum_by_text(context.tokens, speaking_for, positions.tolist())
             most = most_in_words(by_text) if any(by_text.values()) else ""
-        of_documents = score / whole if kind == "document" else None
-        share = places.size / context.length
-        return AnswerPart(name, kind, score, of_documents, places.size, share, most)
+        share_of_documents = score / total if kind == "document" else None
+        share = positions.size / context.length
+        return AnswerPart(name, kind, score, share_of_documents, positions.size, share, most)
 
-    parts = [part(*named, places) for named, places in parts_of(context)]
+    parts = [part(*named, positions) for named, positions in parts_of(context)]
     parts.sort(key=lambda part: (part.kind == UNNAMED, part.kind != "document", -part.score))
     return tuple(parts)
 
 
 def answer_text(context: Context, tokenizer: Any) -> str:
     """Return the text of a context's answer."""
-    asked = np.flatnonzero(context.weights) + 1
-    ids = context.window[asked] if context.contrast is None else context.contrast.answer
+    answer_positions = np.flatnonzero(context.weights) + 1
+    ids = context.window[answer_positions] if context.contrast is None else context.contrast.answer
     return "".join(texts_of_ids(ids, tokenizer)).strip()

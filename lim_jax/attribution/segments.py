@@ -12,9 +12,9 @@ from jaxtyping import Int
 
 from lim_jax._checks import require, require_name
 from lim_jax.attribution.parts import UNNAMED, is_document, parts_of
-from lim_jax.attribution.token_text import joined_tokens
+from lim_jax.attribution.token_text import group_tokens
 from lim_jax.checkpoints.text import texts_of_ids
-from lim_jax.prompts.contexts import Context, cut_text, places_by_name
+from lim_jax.prompts.contexts import Context, cut_text, positions_by_name
 from lim_jax.prompts.documents import title_size
 from lim_jax.prompts.sentence_spans import paragraphs, sentences
 from lim_jax.tasks.prompts import last_visible
@@ -30,13 +30,13 @@ SINK = -2
 class Segment(NamedTuple):
     """A part of an answer or of a context: in what it is, what its tokens show of it, and where.
 
-    The answer's places are of the tokens before its own, where the loss asks. What is in no named
-    part of a context is within "".
+    The answer's positions are those of the tokens before its own, where the loss asks. What is in
+    no named part of a context is within "".
     """
 
     within: str
     texts: tuple[str, ...]  # of a character of several tokens the last has it
-    places: Int[np.ndarray, " tokens"]
+    positions: Int[np.ndarray, " tokens"]
     is_title: bool = False  # whether it is the line above a document, which says its name
 
     @property
@@ -95,31 +95,31 @@ def answer_segments(
         expected="an answer alone",
         cure="Leave the foil out.",
     )
-    asked = np.flatnonzero(context.weights)
-    texts = texts_of_ids(context.window[asked + 1], tokenizer)
-    return _segments("answer", asked, texts, parts)
+    query_positions = np.flatnonzero(context.weights)
+    texts = texts_of_ids(context.window[query_positions + 1], tokenizer)
+    return _segments("answer", query_positions, texts, parts)
 
 
 def whole_answer(context: Context, text: str = "") -> Segment:
-    """Return an answer as one part: its text, where it is known, and the places that ask."""
+    """Return an answer as one part: its text, where it is known, and the positions that ask."""
     return Segment("answer", (text,), np.flatnonzero(context.weights))
 
 
 def context_segments(context: Context, parts: str = "documents") -> list[Segment]:
     """Return all parts of a context: those of documents, other named ones, and the rest."""
     others = [
-        _whole(context, name, places)
-        for (name, kind), places in parts_of(context)
-        if not is_document(name, kind) and places.size
+        _segment(context, name, positions)
+        for (name, kind), positions in parts_of(context)
+        if not is_document(name, kind) and positions.size
     ]
     return [*document_segments(context, parts), *others]
 
 
-def _whole(context: Context, within: str, places: Int[np.ndarray, " tokens"]) -> Segment:
+def _segment(context: Context, within: str, positions: Int[np.ndarray, " tokens"]) -> Segment:
     """Return some tokens of a context as one segment."""
     shown = dict(enumerate(context.tokens)) | context.part_texts.get(within, {})
-    texts = tuple(shown[place] for place in places.tolist())
-    return Segment(within, texts, places)
+    texts = tuple(shown[position] for position in positions.tolist())
+    return Segment(within, texts, positions)
 
 
 def document_segments(context: Context, parts: str = "sentences") -> list[Segment]:
@@ -134,20 +134,20 @@ def document_segments(context: Context, parts: str = "sentences") -> list[Segmen
         "Pass one of these; pass `parts` for how the answer is cut.",
     )
     if parts == "documents":
-        return [_whole(context, *document) for document in document_places(context).items()]
+        return [_segment(context, *document) for document in document_positions(context).items()]
     shown = context.part_texts
     return [
         segment
-        for name, places in document_places(context).items()
-        for segment in _of_document(name, places, shown[name], parts)
+        for name, positions in document_positions(context).items()
+        for segment in _cut_document(name, positions, shown[name], parts)
     ]
 
 
-def _of_document(
-    name: str, places: Int[np.ndarray, " tokens"], shown: Mapping[int, str], parts: str
+def _cut_document(
+    name: str, positions: Int[np.ndarray, " tokens"], shown: Mapping[int, str], parts: str
 ) -> list[Segment]:
     """Cut each run of a document's adjacent tokens into parts; the first may be its title alone."""
-    stretches = np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)
+    stretches = np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1)
     segments = []
     for number, stretch in enumerate(stretches):
         texts = [shown[place] for place in stretch.tolist()]
@@ -160,23 +160,23 @@ def _of_document(
     return segments
 
 
-def document_places(context: Context) -> dict[str, Int[np.ndarray, " tokens"]]:
+def document_positions(context: Context) -> dict[str, Int[np.ndarray, " tokens"]]:
     """Return the positions of each document's tokens."""
-    named = places_by_name(context.spans).items()
+    named = positions_by_name(context.spans).items()
     return {name: at for name, at in named if is_document(name, "part") and at.size}
 
 
 def document_numbers(context: Context) -> Int[np.ndarray, " length"]:
     """Number the document of each token, -1 for none; a document's token at place 0 has `SINK`."""
     numbers = np.full(context.length, -1, np.int32)
-    for number, places in enumerate(document_places(context).values()):
-        numbers[places] = number
+    for number, positions in enumerate(document_positions(context).values()):
+        numbers[positions] = number
     numbers[0] = -1 if numbers[0] < 0 else SINK
     return numbers
 
 
 def _segments(
-    within: str, places: Int[np.ndarray, " tokens"], texts: Texts, parts: str, title: int = 0
+    within: str, positions: Int[np.ndarray, " tokens"], texts: Texts, parts: str, title: int = 0
 ) -> list[Segment]:
     """Cut tokens into parts; for sentences their first `title` characters are a part."""
     text = "".join(texts)
@@ -184,14 +184,14 @@ def _segments(
         case "answer":
             cut = [([*range(len(texts))], tuple(texts))]
         case "token" | "tokens":
-            groups = [group for _, group in joined_tokens(texts)]
+            groups = [group for _, group in group_tokens(texts)]
             cut = [(group, tuple(texts[number] for number in group)) for group in groups]
         case "paragraphs":
             cut = cut_tokens(texts, paragraphs(text))
         case _:
             after = [(title + start, title + end) for start, end in sentences(text[title:])]
             cut = cut_tokens(texts, [(0, title), *after] if title else after)
-    segments = [Segment(within, shown, places[numbers]) for numbers, shown in cut]
+    segments = [Segment(within, shown, positions[numbers]) for numbers, shown in cut]
     if parts == "sentences" and title and len(segments[0].text) == title:
         segments[0] = segments[0]._replace(is_title=True)
     return segments

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 from lim_jax.attribution.gradients import Tokens
-from lim_jax.attribution.mask_gradients import whole_mask_gradient, with_documents_at
+from lim_jax.attribution.mask_gradients import answer_mask_gradient, with_documents_at
 from lim_jax.attribution.orders import averages_of_lines
-from lim_jax.attribution.parts import windows_and_asked
+from lim_jax.attribution.parts import windows_and_ask
 from lim_jax.attribution.profile_run import Bar, no_bar
 from lim_jax.density.adjoints import LossOfIds
 from lim_jax.explanations.influence_table import regional_lines
@@ -58,7 +58,7 @@ class SignedProfile(NamedTuple):
 def signed_profile(
     network: CausalLM,
     contexts: Sequence[Context],
-    asked: LossName,
+    loss: LossName,
     *,
     delta: float = 0.2,
     orders: Sequence[ShuffledContexts] = (),
@@ -66,13 +66,13 @@ def signed_profile(
     bar: Bar = no_bar,
 ) -> SignedProfile:
     """Measure the signed profile of contexts, with one gradient for each, and average it."""
-    windows, queries = windows_and_asked(contexts)
+    windows, queries = windows_and_ask(contexts)
     rows = scores_of_ids(
         _gains,
         network,
         windows,
         ask=queries,
-        loss=loss_kind(asked).loss,
+        loss=loss_kind(loss).loss,
         checkpoint=checkpoint and checkpoint / "signed",
         progress=partial(bar, desc="signed profile", unit="context"),
     )
@@ -81,13 +81,13 @@ def signed_profile(
     regions = common_regions([row.size for row in densities], delta, densities[0].dtype)
     grids = [token_grid(row.size) for row in densities]
     pairs = zip(grids, densities, strict=True)
-    carried = np.stack([carrying_shares(grid, regions.grid) @ row for grid, row in pairs])
-    of_contexts = jax.device_put(carried.astype(densities[0].dtype))
-    regional = sample_mean(of_contexts @ regions.weights.T)
-    return SignedProfile(regions, sample_mean(of_contexts), regional, len(densities))
+    profiles = np.stack([carrying_shares(grid, regions.grid) @ row for grid, row in pairs])
+    on_grid = jax.device_put(profiles.astype(densities[0].dtype))
+    regional = sample_mean(on_grid @ regions.weights.T)
+    return SignedProfile(regions, sample_mean(on_grid), regional, len(densities))
 
 
 def _gains(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any) -> Tokens:
     """Return minus the mask gradient of each token, with documents at their full weight."""
     x = loss.embed(model, ids, y)
-    return -whole_mask_gradient(loss.loss, model, x, with_documents_at(0.0, x, y, parts))
+    return -answer_mask_gradient(loss.loss, model, x, with_documents_at(0.0, x, y, parts))

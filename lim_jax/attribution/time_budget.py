@@ -66,7 +66,7 @@ class TimeBudget(NamedTuple):
 
 
 def choose_contexts(
-    asked: NetworkAndLoss,
+    network_and_loss: NetworkAndLoss,
     windows: Windows,
     regions: Regions,
     chosen: int | None,
@@ -78,40 +78,44 @@ def choose_contexts(
     `SECONDS`, at least two. `named` are those of which heads are told too.
     """
 
-    def measured(start: int, count: int) -> Influence:
+    def measure(start: int, count: int) -> Influence:
         rows = slice(start, start + count)
-        return jax.block_until_ready(_influence(asked, windows, rows, regions))
+        return jax.block_until_ready(_influence(network_and_loss, windows, rows, regions))
 
-    measured(0, 1)  # compiles
+    measure(0, 1)  # compiles
     begun = perf_counter()
-    measured(0, 1)
+    measure(0, 1)
     each = perf_counter() - begun
     count = chosen
     if count is None:
         most = int(min(len(windows), max(2, SECONDS / (GRADIENTS * each))))
         count = min(FIRST_LOOK, most)
         if count < most:
-            pooled = measured(0, count)
+            pooled = measure(0, count)
             while count + FIRST_LOOK <= most and _too_wide(pooled):
-                pooled = pooled.merge(measured(count, FIRST_LOOK))
+                pooled = pooled.merge(measure(count, FIRST_LOOK))
                 count += FIRST_LOOK
     seconds = COMPILING + GRADIENTS * each * count
     heads = min(HEADS, sum(named[:count]))
     if heads:
         seconds += COMPILING_HEADS + each * heads
     length = max(len(window) - 1 for window in windows)
-    return TimeBudget(count, seconds, _certificate_seconds(asked.network, length, count, each))
+    return TimeBudget(
+        count, seconds, _certificate_seconds(network_and_loss.network, length, count, each)
+    )
 
 
 def _influence(
-    asked: NetworkAndLoss, windows: Windows, chosen: slice, regions: Regions
+    network_and_loss: NetworkAndLoss, windows: Windows, chosen: slice, regions: Regions
 ) -> Influence:
     """Measure the influence of some contexts, without the queries unless these fill a region."""
     rows = list(map(np.asarray, windows[chosen]))
-    weights = list(map(np.asarray, asked.weights[chosen]))
-    energies = models.energies_of_ids(asked.network, rows, ask=weights, loss=asked.loss)
-    kept = regions_without_queries(asked.weights, regions) or regions
-    return influence_of_contexts(energies, kept)
+    weights = list(map(np.asarray, network_and_loss.weights[chosen]))
+    energies = models.energies_of_ids(
+        network_and_loss.network, rows, ask=weights, loss=network_and_loss.loss
+    )
+    measured_regions = regions_without_queries(network_and_loss.weights, regions) or regions
+    return influence_of_contexts(energies, measured_regions)
 
 
 def _too_wide(influence: Influence) -> bool:
@@ -120,7 +124,7 @@ def _too_wide(influence: Influence) -> bool:
     return needed is None or needed > int(influence.count)
 
 
-def measuring_seconds(
+def estimate_seconds(
     network: CausalLM,
     lengths: Sequence[int],
     shown: int,
@@ -155,8 +159,8 @@ def _pass_operations(network: CausalLM, tokens: int) -> int:
     reading = [
         _reading_operations(attention_of(kind), width, tokens) for kind in network.flow.kinds
     ]
-    of_call = tokens + CALL_IN_MEMORY
-    return 2 * _layer_weights(network) * of_call + sum(reading[kind] for kind in order)
+    tokens_of_call = tokens + CALL_IN_MEMORY
+    return 2 * _layer_weights(network) * tokens_of_call + sum(reading[kind] for kind in order)
 
 
 def _reading_operations(reader: Any, width: int, tokens: int) -> int:
@@ -171,9 +175,9 @@ def _reading_operations(reader: Any, width: int, tokens: int) -> int:
     groups, size = reader.key.shape[-3:-1]
     heads, features = reader.value.shape[-3:-1]
     keys = (groups, tokens, size)
-    of_heads = (heads, tokens)
+    by_head = (heads, tokens)
     decays = size if isinstance(reader, KimiDelta) else 1
-    shapes = keys, keys, (*of_heads, features), (*of_heads, decays), of_heads
+    shapes = keys, keys, (*by_head, features), (*by_head, decays), by_head
     rows = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
     program = jax.make_jaxpr(partial(reader.rule, starts=None, state=None))
     return operations(program(*rows))
@@ -186,26 +190,26 @@ def _layer_weights(network: CausalLM) -> int:
     for layers, kind in zip(kinds_of(flow.layers), flow.kinds, strict=True):
         # Layers that are fetched show the shapes of one.
         each = layers.depth if isinstance(layers, FetchedLayers) else 1
-        counts.append(each * _weights_met(kind))
+        counts.append(each * _count_weights(kind))
     return sum(counts) or 1
 
 
-def _weights_met(layer: Any) -> int:
+def _count_weights(layer: Any) -> int:
     """Count the weights that a token meets: of experts, those that are chosen for it."""
 
     def is_mixture(node: Any) -> bool:
         return isinstance(node, MixtureOfExperts)
 
-    met = 0
+    count = 0
     for node in jax.tree.leaves(layer, is_leaf=is_mixture):
         if is_mixture(node):
-            count = node.router.shape[-2]
-            every = _weights_met(node.experts)
-            met -= every - every * node.routing.top // count
-        met += sum(
+            experts = node.router.shape[-2]
+            every = _count_weights(node.experts)
+            count -= every - every * node.routing.top // experts
+        count += sum(
             math.prod(leaf.shape) for leaf in jax.tree.leaves(node) if hasattr(leaf, "shape")
         )
-    return met
+    return count
 
 
 def _product_rate(width: int, compute: str | None) -> float:
@@ -232,12 +236,12 @@ def _certificate_seconds(network: CausalLM, length: int, contexts: int, gradient
     return NORMS * gradient * contexts + blocks / rate
 
 
-def described_contexts(lengths: Sequence[int], orders: int = 0) -> str:
+def describe_contexts(lengths: Sequence[int], orders: int = 0) -> str:
     """Say how many contexts there are, of how many tokens, and in how many orders of each line."""
     spread = f"{min(lengths)} to {max(lengths)}" if min(lengths) < max(lengths) else lengths[0]
     contexts = "1 context" if len(lengths) == 1 else f"{len(lengths)} contexts"
-    described = f"{contexts} of {spread} tokens"
-    return f"{described}, {orders} orders of each line" if orders > 0 else described
+    description = f"{contexts} of {spread} tokens"
+    return f"{description}, {orders} orders of each line" if orders > 0 else description
 
 
 def duration(seconds: float) -> str:

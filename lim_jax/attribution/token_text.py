@@ -15,7 +15,7 @@ JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
 MOST = 3  # tokens of a part that are named
 
 
-def joined_tokens(texts: Sequence[str]) -> list[tuple[str, list[int]]]:
+def group_tokens(texts: Sequence[str]) -> list[tuple[str, list[int]]]:
     """Group the tokens of one character, and return each group's text with its tokens' numbers."""
     groups = []
     begun = 0
@@ -27,13 +27,15 @@ def joined_tokens(texts: Sequence[str]) -> list[tuple[str, list[int]]]:
     return [*groups, (UNKNOWN, rest)] if rest else groups
 
 
-def held_by_text(
-    texts: Sequence[str], energies: Sequence[float] | Float[Any, " tokens"], places: Sequence[int]
+def sum_by_text(
+    texts: Sequence[str],
+    energies: Sequence[float] | Float[Any, " tokens"],
+    positions: Sequence[int],
 ) -> dict[str, float]:
     """Sum the energies of the tokens at some positions by the text that they show."""
-    chosen = set(places)
+    chosen = set(positions)
     by_text = {}
-    for text, group in joined_tokens(texts):
+    for text, group in group_tokens(texts):
         inside = [at for at in group if at in chosen]
         if inside:
             by_text[text] = by_text.get(text, 0.0) + sum(float(energies[at]) for at in inside)
@@ -42,9 +44,9 @@ def held_by_text(
 
 def most_in_words(held: Mapping[str, float]) -> str:
     """Name the tokens that hold most, each with its share of what all hold."""
-    whole = sum(held.values()) or 1
+    total = sum(held.values()) or 1
     most = sorted(held.items(), key=lambda pair: -pair[1])[:MOST]
-    shown = [(in_text(text).replace("\n", ""), percent(part / whole)) for text, part in most]
+    shown = [(in_text(text).replace("\n", ""), percent(part / total)) for text, part in most]
     return ", ".join(f"“{text}” {part}" for text, part in shown)
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from lim_jax._checks import require
 from lim_jax.attribution.answer_losses import answer_rows, losses_of_rows
 from lim_jax.attribution.method import Run
-from lim_jax.attribution.parts import windows_and_asked
+from lim_jax.attribution.parts import windows_and_ask
 from lim_jax.attribution.segments import Segment
 from lim_jax.density.adjoints import Loss, LossOfIds
 from lim_jax.models.causal import CausalLM, Targets
@@ -18,11 +18,11 @@ from lim_jax.models.foils import Contrast
 from lim_jax.models.ids import scores_of_ids
 from lim_jax.prompts.contexts import Context, Span
 
-Kept = Bool[np.ndarray, "texts parts"]
+Masks = Bool[np.ndarray, "texts parts"]
 
 
 def without_parts(
-    context: Context, parts: Sequence[Segment], kept: Bool[np.ndarray, " parts"]
+    context: Context, parts: Sequence[Segment], mask: Bool[np.ndarray, " parts"]
 ) -> Context:
     """Return a context without the parts that are not kept; all from its first query on stays.
 
@@ -30,24 +30,24 @@ def without_parts(
     """
     first = int(np.flatnonzero(context.weights)[0])
     stays = np.ones(context.length, bool)
-    for number in np.flatnonzero(~kept).tolist():
-        stays[parts[number].places] = False
+    for number in np.flatnonzero(~mask).tolist():
+        stays[parts[number].positions] = False
     stays[first:] = True
     moved = np.cumsum(stays) - 1
     spans = []
     for span in context.spans:
-        left = stays[span.places]
+        left = stays[span.positions]
         texts = tuple(text for text, stay in zip(span.texts, left, strict=False) if stay)
-        spans.append(Span(span.name, moved[span.places[left]], texts))
-    asked = context.contrast
-    if asked is not None:
-        asked = asked._replace(length=np.array(stays.sum(), np.int32))
+        spans.append(Span(span.name, moved[span.positions[left]], texts))
+    contrast = context.contrast
+    if contrast is not None:
+        contrast = contrast._replace(length=np.array(stays.sum(), np.int32))
     return context._replace(
         window=context.window[np.append(stays, True)],
         weights=context.weights[stays],
         tokens=tuple(token for token, stay in zip(context.tokens, stays, strict=True) if stay),
-        spans=tuple(span for span in spans if span.places.size),
-        contrast=asked,
+        spans=tuple(span for span in spans if span.positions.size),
+        contrast=contrast,
     )
 
 
@@ -56,11 +56,11 @@ def losses_without(
     context: Context,
     answer: Sequence[Segment],
     parts: Sequence[Segment],
-    kept: Kept,
+    masks: Masks,
     loss: Loss,
     run: Run,
 ) -> Float[np.ndarray, "texts answer"]:
-    """Compute the loss of each part of the answer, on the text of each row of `kept`."""
+    """Compute the loss of each part of the answer, on the text that each of `masks` leaves."""
     require(
         int(np.flatnonzero(context.weights)[0]) > 0,
         "loss",
@@ -68,20 +68,20 @@ def losses_without(
         expected="one that asks for an answer after its prompt",
         cure="Take the loss answer or margin: their prompt can be left out without what is asked.",
     )
-    windows, asked = windows_and_asked([without_parts(context, parts, row) for row in kept])
+    windows, ask = windows_and_ask([without_parts(context, parts, mask) for mask in masks])
     options = {
-        "ask": asked,
+        "ask": ask,
         "loss": loss,
         "checkpoint": run.checkpoint,
         "progress": partial(run.bar, desc="texts", unit="text", leave=False),
     }
     # Where a text was cut the answer asks as before, so that all texts have one program.
     rows = jax.device_put(answer_rows(model, context, answer, loss))
-    program = jax.tree_util.Partial(_losses_of_text, rows)
+    program = jax.tree_util.Partial(_text_losses, rows)
     return np.stack(scores_of_ids(program, model, windows, **options))
 
 
-def _losses_of_text(
+def _text_losses(
     rows: Float[Array, "answer queries"] | None,
     loss: LossOfIds,
     model: CausalLM,

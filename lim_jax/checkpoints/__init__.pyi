@@ -8,10 +8,10 @@ from . import gguf_file as gguf_file
 from . import gguf_header as gguf_header
 from . import gguf_tokenizer as gguf_tokenizer
 from . import hub as hub
+from . import implied_options as implied_options
 from . import integers as integers
 from . import multimodal as multimodal
 from . import options as options
-from . import own_options as own_options
 from . import placement as placement
 from . import quantised_formats as quantised_formats
 from . import recipe as recipe

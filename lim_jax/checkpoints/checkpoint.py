@@ -67,13 +67,13 @@ class Checkpoint(NamedTuple):
         """Return a function that reads some rows of one tensor, in the precision of its own."""
         require_tensor(self.files, name)
         name = self.aliases.get(name, name)
-        of_scheme = {"fp8": self._fp8_rows, "nvfp4": self._nvfp4_rows, "mxfp4": self._mxfp4_rows}
+        row_readers = {"fp8": self._fp8_rows, "nvfp4": self._nvfp4_rows, "mxfp4": self._mxfp4_rows}
         packing = None if self.quantisation is None else self.quantisation.packing
         if packing is not None and integers.is_packed(packing, name, self.stored):
             words = self._stored_shape(name) if name in self.stored else ()
             return integers.packed_rows(packing, self._part, self.stored, name, shape, words)
         scheme = self._scheme(name, shape)
-        return (self._rows if scheme is None else of_scheme[scheme])(name, shape)
+        return (self._rows if scheme is None else row_readers[scheme])(name, shape)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor as its file holds it."""
@@ -82,7 +82,7 @@ class Checkpoint(NamedTuple):
 
     def _stored_shape(self, name: str) -> tuple[int, ...]:
         """Read the shape of a tensor from its file's header."""
-        with _opened(self.stored[name]) as file:
+        with _open(self.stored[name]) as file:
             return tuple(file.get_slice(name).get_shape())
 
     def __repr__(self) -> str:
@@ -105,7 +105,7 @@ class Checkpoint(NamedTuple):
         """The precisions of all matrices, by the files' names for them."""
         precisions = set()
         for path in self.paths:
-            with _opened(path) as file:
+            with _open(path) as file:
                 parts = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118
                 precisions |= {part.get_dtype() for part in parts if len(part.get_shape()) > 1}
         return precisions
@@ -116,7 +116,7 @@ class Checkpoint(NamedTuple):
             return "mxfp4" if name + quantised_formats.BLOCKS in self.stored else "nvfp4"
         if self.quantisation is None or len(shape) != 2:
             return None
-        with _opened(self.stored[name]) as file:
+        with _open(self.stored[name]) as file:
             scheme = {EIGHT_BITS: "fp8", BYTES: "nvfp4"}.get(file.get_slice(name).get_dtype())
         return scheme if scheme in self.quantisation.schemes else None
 
@@ -126,16 +126,17 @@ class Checkpoint(NamedTuple):
         """Check a tensor's precision and shape, and return a function that reads a part of it."""
         self._rows(name, shape, known)
 
-        def part(index: Any) -> np.ndarray:
-            with _opened(self.stored[name]) as file:
+        def read_slice(index: Any) -> np.ndarray:
+            """Read a part of the tensor from its file."""
+            with _open(self.stored[name]) as file:
                 return file.get_slice(name)[index]
 
-        return part
+        return read_slice
 
     def _rows(self, name: str, shape: tuple[int, ...], known: tuple[str, ...] = PRECISIONS) -> Rows:
         """Check a tensor's precision and shape, and return a function that reads some rows."""
         require_tensor(self.stored, name)
-        with _opened(self.stored[name]) as file:
+        with _open(self.stored[name]) as file:
             tensor = file.get_slice(name)
             stored = tensor.get_dtype()
             cure = "Convert quantised weights to one of these."
@@ -145,7 +146,7 @@ class Checkpoint(NamedTuple):
         def rows(part: slice) -> np.ndarray:
             """Read some rows, from a file that is opened for this read alone."""
             # The file is opened for each read, so that it lets go of the pages that were read.
-            with _opened(self.stored[name]) as file:
+            with _open(self.stored[name]) as file:
                 return file.get_slice(name)[part] if shape else file.get_tensor(name)[None]
 
         return rows if stored != EIGHT_BITS else _bytes(self.stored[name], name, shape)
@@ -189,7 +190,7 @@ class Checkpoint(NamedTuple):
     def _scales(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """Read all scales of a matrix; a file may leave out axes of size one."""
         require_tensor(self.stored, name)
-        with _opened(self.stored[name]) as file:
+        with _open(self.stored[name]) as file:
             stored = file.get_slice(name).get_dtype()
             require_in(name, stored in PRECISIONS, f"the precision {stored}", ", ".join(PRECISIONS))
             scales = file.get_tensor(name).astype(np.float64)
@@ -369,7 +370,7 @@ def _sharded(folder: Path) -> dict[str, Path]:
 
 def _names(file: Path) -> list[str]:
     """Read the names of a file's tensors, and raise ValueError at repeated names."""
-    with _opened(file) as opened:
+    with _open(file) as opened:
         names = list(opened.keys())
     _header(file)  # the library silently keeps the last of two tensors of one name
     return names
@@ -401,7 +402,7 @@ def _bytes(file: Path, name: str, shape: tuple[int, ...]) -> Rows:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Any]:
+def _open(file: Path) -> Iterator[Any]:
     """Open a safetensors file; raise ValueError if it is missing or broken."""
     got = f"{absent(file)} in {file.parent}"
     expected = "every file that the index names"

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from lim_jax.checkpoints.implied_options import implied_options
 from lim_jax.checkpoints.options import refuse_unknown, require_in
-from lim_jax.checkpoints.own_options import own_options
 from lim_jax.checkpoints.placement import (
     ON_DEVICE,
     WeightPlacement,
@@ -65,7 +65,7 @@ def read_decoder(
     """
     sizes = recipe.sizes
     names = recipe.names
-    refuse_unknown(checkpoint.config, own_options(checkpoint.config, recipe))
+    refuse_unknown(checkpoint.config, implied_options(checkpoint.config, recipe))
     published = placement.precision and published_precision(checkpoint)
     half = published if published == placement.precision else None
     read = Reader(checkpoint, dtype, names.prefix, half)
@@ -76,12 +76,13 @@ def read_decoder(
 
     def layer(index: int) -> Field:
         """Read the field of one layer."""
-        own = recipe.layers[index] if recipe.layers else recipe
-        return _layer(read, index, own, masks[index])
+        layer_recipe = recipe.layers[index] if recipe.layers else recipe
+        return _layer(read, index, layer_recipe, masks[index])
 
     kinds = list(dict.fromkeys(recipe.layers))
     if len(kinds) > 1:
-        layers = place_by_kind(placement, layer, [kinds.index(own) for own in recipe.layers])
+        order = list(map(kinds.index, recipe.layers))
+        layers = place_by_kind(placement, layer, order)
     else:
         layers = placement.layers(layer, sizes.depth)
     if not placement.each_layer:
@@ -95,11 +96,11 @@ def read_decoder(
         count = recipe.offset + recipe.num_positions
         positions = read(f"{names.positions}.weight", count, sizes.width)[recipe.offset :]
     if recipe.biases.head:
-        head_bias = read.whole(f"{names.head}.bias", sizes.vocabulary)
+        head_bias = read.read_named(f"{names.head}.bias", sizes.vocabulary)
     norm = recipe.norm(read, names.last, sizes.width, sizes.norm_eps)
     positions, head_bias, norm = jax.device_put((positions, head_bias, norm))
     parts = {
-        "embedding": rows if names.embedding_norm is None else _normed_rows(read, recipe, rows),
+        "embedding": rows if names.embedding_norm is None else _normalise_rows(read, recipe, rows),
         "positions": positions,
         "flow": ResidualFlow(
             layers, horizon=recipe.increment * sizes.depth, step=recipe.step, compute=compute
@@ -160,21 +161,21 @@ def _head(
 def _alike(head: Rows, rows: Rows) -> bool:
     """Tell whether two matrices are equal and both in this process's memory."""
     tables = [part.bits if isinstance(part, HalfRows) else part for part in (head, rows)]
-    held = [isinstance(part, Array) and part.is_fully_addressable for part in tables]
-    return all(held) and np.array_equal(np.asarray(tables[0]), np.asarray(tables[1]))
+    in_memory = [isinstance(part, Array) and part.is_fully_addressable for part in tables]
+    return all(in_memory) and np.array_equal(np.asarray(tables[0]), np.asarray(tables[1]))
 
 
-def _normed_rows(read: Reader, recipe: Recipe, rows: Rows) -> Array:
+def _normalise_rows(read: Reader, recipe: Recipe, rows: Rows) -> Array:
     """Apply the embedding's norm to all rows of the matrix once, as it maps each row by itself."""
     assert recipe.names.embedding_norm is not None
     norm = recipe.norm(read, recipe.names.embedding_norm, recipe.sizes.width, recipe.sizes.norm_eps)
 
     @jax.jit
-    def of_all(norm: Norm, rows: Rows) -> Array:
+    def normalise(norm: Norm, rows: Rows) -> Array:
         """Normalise all rows in one compiled program."""
         return jax.vmap(norm)(slice_rows(rows, jnp.array(0), rows.shape[0]))
 
-    return of_all(norm, rows)
+    return normalise(norm, rows)
 
 
 def _layer(read: Reader, index: int, recipe: Recipe, mask: AttentionMask | SwitchedMask) -> Field:

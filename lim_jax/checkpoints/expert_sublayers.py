@@ -11,7 +11,7 @@ from lim_jax.checkpoints.options import Configuration, require_config
 from lim_jax.checkpoints.recipe import Recipe
 from lim_jax.checkpoints.sublayers import (
     Arrays,
-    deinterleaved,
+    deinterleave,
     gated_mlp,
     read_matrix,
     read_norm,
@@ -93,7 +93,7 @@ class Mixture(NamedTuple):
             Experts(**arrays, combine=self.combine or Gate(recipe.activation)),
             self.routing,
             **parts,
-            shared=_shared(read, at, self, recipe, dense),
+            shared=_read_shared(read, at, self, recipe, dense),
             weighs_input=self.weighs_input,
             output_norm=output_norm,
         )
@@ -105,11 +105,13 @@ def _zeros(read: Reader, mixture: Mixture, recipe: Recipe) -> Arrays:
     return {"gate": up, "up": up, "down": up.transpose(0, 2, 1)}
 
 
-def _shared(read: Reader, at: str, mixture: Mixture, recipe: Recipe, dense: bool) -> Field | None:
+def _read_shared(
+    read: Reader, at: str, mixture: Mixture, recipe: Recipe, dense: bool
+) -> Field | None:
     """Read the shared expert, or in a dense layer the MLP in its place, padded to one size."""
     width = recipe.sizes.width
-    of_dense = mixture.dense_intermediate_size
-    of_dense = recipe.sizes.intermediate_size if of_dense is None else of_dense
+    dense_size = mixture.dense_intermediate_size
+    dense_size = recipe.sizes.intermediate_size if dense_size is None else dense_size
     name, hidden = mixture.shared or (None, 0)
     if not mixture.dense_layers:
         sizes = recipe.sizes._replace(intermediate_size=hidden)
@@ -120,9 +122,9 @@ def _shared(read: Reader, at: str, mixture: Mixture, recipe: Recipe, dense: bool
         if mixture.shared_scale == 1:
             return network
         return replace(network, down=mixture.shared_scale * network.down)
-    most = max(hidden, of_dense)
+    most = max(hidden, dense_size)
     matrices = [read.zeros(most, width) for _ in range(3)]
-    at, size = (at, of_dense) if dense else (f"{at}.{name}", hidden)
+    at, size = (at, dense_size) if dense else (f"{at}.{name}", hidden)
     if dense or name is not None:
         for rows, part in zip(matrices, ("gate", "up", "down"), strict=True):
             shape = (width, size) if part == "down" else (size, width)
@@ -224,12 +226,12 @@ def read_dense_layers(config: Configuration, depth: int, first: int) -> frozense
 def require_open(routing: Routing, count: int) -> None:
     """Raise ValueError if the open expert groups hold fewer experts than each token takes."""
     # Else the choice among closed experts would be arbitrary.
-    fits = count % routing.groups == 0 and routing.kept <= routing.groups
-    fits = fits and routing.top <= count // routing.groups * routing.kept
-    got = f"{routing.top} of {count} experts in {routing.kept} of {routing.groups} groups"
+    fits = count % routing.groups == 0 and routing.topk_group <= routing.groups
+    fits = fits and routing.top <= count // routing.groups * routing.topk_group
+    got = f"{routing.top} of {count} experts in {routing.topk_group} of {routing.groups} groups"
     expected = "groups that share the experts, of which the open ones hold that many"
     require_config(fits, got, expected)
-    judged = routing.kept == routing.groups or routing.best <= count // routing.groups
+    judged = routing.topk_group == routing.groups or routing.best <= count // routing.groups
     got = f"{routing.groups} groups of {count // routing.groups} of {count} experts"
     expected = f"at least {routing.best} in each, by whose scores a group is judged"
     require_config(judged, got, expected, "Such groups have no merit: state fewer of them.")
@@ -271,8 +273,8 @@ def read_mla(
         up = read(f"{at}.kv_b_proj.weight", heads * (still + features), rank)
         up = up.reshape(heads, still + features, rank)
         # Files hold the rotated features last, the module first.
-        query = deinterleaved(np.roll(query, rotary, axis=1), rotated)
-        shared = deinterleaved(down[None, rank:], rotated)[0]
+        query = deinterleave(np.roll(query, rotary, axis=1), rotated)
+        shared = deinterleave(down[None, rank:], rotated)[0]
         output = read(f"{layer}.{names.output}.weight", width, heads * features)
         if names.output_gate is not None:  # the same of all features of a head
             gate = read(f"{layer}.{names.output_gate}.weight", heads, width)

@@ -36,7 +36,7 @@ SIGMOID = 2
 STILL = 1e30  # by which the frequencies of pairs that do not turn are divided
 
 
-def _biased(_: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+def _bias_options(_: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
     """Return options that say which matrices have biases, judged by the stored tensors."""
     named = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
     return {option: True for option, tensor in named.items() if tensor in stored}
@@ -47,7 +47,7 @@ def _granite(options: Configuration, sizes: Options, stored: Tensors) -> dict[st
     rotated = options.get("rope.scaling.finetuned", True)  # Granite's word for rotary positions
     cure = "Take another model: networks without positions are not known here."
     options.require("rope.scaling.finetuned", rotated, rotated is True, "True", cure)
-    return _biased(options, sizes, stored) | {
+    return _bias_options(options, sizes, stored) | {
         "embedding_multiplier": options.get_positive("embedding_scale", 1.0),
         "residual_multiplier": options.get_positive("residual_scale", 1.0),
         "attention_multiplier": options.get_positive("attention.scale", sizes["head_dim"] ** -0.5),
@@ -57,7 +57,7 @@ def _granite(options: Configuration, sizes: Options, stored: Tensors) -> dict[st
 
 def _ints(options: Configuration, **names: str) -> dict[str, Any]:
     """Read integer options, and return them by other names."""
-    return {own: options.get_int(name) for own, name in names.items()}
+    return {published_name: options.get_int(name) for published_name, name in names.items()}
 
 
 def _expert_counts(options: Configuration) -> dict[str, Any]:
@@ -76,20 +76,20 @@ def _gemma4(options: Configuration, sizes: Options, stored: Tensors) -> dict[str
         _require_same(options, other, small, "attention.key_length_swa")
     groups = options.get(name, sizes["num_attention_heads"])
     groups = groups if isinstance(groups, list) else depth * [groups]
-    of_kind = {
+    groups_by_kind = {
         kind: {n for n, of in zip(groups, kinds, strict=False) if of == kind}
         for kind in (SLIDING, FULL)
     }
-    same = len(groups) == depth and all(len(counts) == 1 for counts in of_kind.values())
+    same = len(groups) == depth and all(len(counts) == 1 for counts in groups_by_kind.values())
     same = same and all(type(n) is int and n > 0 for n in groups)
     options.require(name, groups, same, "one number for each kind of layers")
-    (sliding,), (full,) = of_kind.values()
+    (sliding,), (full,) = groups_by_kind.values()
     rope = sizes["rope_parameters"]
-    own = {"head_dim": sizes["head_dim"]}
-    own["num_key_value_heads"] = full
+    full_sizes = {"head_dim": sizes["head_dim"]}
+    full_sizes["num_key_value_heads"] = full
     config = {
         "head_dim": small, "num_key_value_heads": sliding, "layer_types": kinds,
-        "per_layer_config": {f"{k}": own for k, kind in enumerate(kinds) if kind == FULL},
+        "per_layer_config": {f"{k}": full_sizes for k, kind in enumerate(kinds) if kind == FULL},
         "attention_k_eq_v": f"blk.{kinds.index(FULL)}.attn_v.weight" not in stored,
         "sliding_window": options.get_int("attention.sliding_window"),
         "rope_parameters": {
@@ -156,8 +156,8 @@ def _olmo2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str,
     if options.get("attention.sliding_window", 0) == 0:
         return {}
     rope = sizes["rope_parameters"]
-    of_kinds = {FULL: rope, SLIDING: {"rope_theta": rope["rope_theta"]}}  # only full ones scale
-    return _windows(options, sizes, 4) | {"model_type": "olmo3", "rope_parameters": of_kinds}
+    by_kind = {FULL: rope, SLIDING: {"rope_theta": rope["rope_theta"]}}  # only full ones scale
+    return _windows(options, sizes, 4) | {"model_type": "olmo3", "rope_parameters": by_kind}
 
 
 def _qwen3vl(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def _llama4(options: Configuration, sizes: Options, stored: Tensors) -> dict[str
     return config
 
 
-def _routed(options: Configuration, *, dense: str, shared: str) -> dict[str, Any]:
+def _routing_options(options: Configuration, *, dense: str, shared: str) -> dict[str, Any]:
     """Return options of experts beside shared ones; `dense` and `shared` are two options' names."""
     return {
         "num_experts_per_tok": options.get_int("expert_used_count"),
@@ -205,7 +205,7 @@ def _afmoe(options: Configuration, sizes: Options, stored: Tensors) -> dict[str,
     """Return Trinity's windows, routing and scales."""
     _require_only(options, "expert_gating_func", SIGMOID, default=SIGMOID)
     _require_only(options, "expert_weights_norm", True, default=False)
-    routed = _routed(options, dense="num_dense_layers", shared="num_shared_experts")
+    routed = _routing_options(options, dense="num_dense_layers", shared="num_shared_experts")
     return (
         _windows(options, sizes, 4)
         | routed
@@ -223,7 +223,7 @@ def _deepseek2(options: Configuration, sizes: Options, stored: Tensors) -> dict[
     expected = f"{SOFTMAX}, a softmax, or {SIGMOID}, sigmoids"
     options.require("expert_gating_func", gating, gating in (SOFTMAX, SIGMOID), expected)
     groups = options.get_int("expert_group_count")
-    config = _routed(options, dense="first_k_dense_replace", shared="n_shared_experts") | {
+    config = _routing_options(options, dense="first_k_dense_replace", shared="n_shared_experts") | {
         "model_type": "deepseek_v3" if gating == SIGMOID else "deepseek_v2",
         "n_routed_experts": options.get_int("expert_count"),
         "n_group": groups,
@@ -300,7 +300,7 @@ def _require_one_state(options: Configuration) -> None:
         options.require(name, value, value == 0 and value is not False, "0", cure)
 
 
-def _trained(options: Configuration) -> int:
+def _trained_length(options: Configuration) -> int:
     """Return the context length of the training before rotary positions were scaled."""
     length = options.get_int("context_length")
     return options.get_int("rope.scaling.original_context_length", length)
@@ -339,7 +339,7 @@ def _phi3(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, 
     # Zero says that no layer slides; files without it are older than the option.
     slides = options.get("attention.sliding_window") != 0
     window = options.get_int("attention.sliding_window") if slides else None
-    return {"sliding_window": window, TRAINED: _trained(options)}
+    return {"sliding_window": window, TRAINED: _trained_length(options)}
 
 
 def _cohere2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
@@ -357,15 +357,15 @@ def _exaone4(options: Configuration, sizes: Options, stored: Tensors) -> dict[st
 def _gpt_oss(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
     """Return gpt-oss's experts, windows and hidden size."""
     hidden = options.get_int("expert_feed_forward_length")
-    own = _expert_counts(options) | _windows(options, sizes, 2)
-    return own | {"intermediate_size": hidden}
+    published = _expert_counts(options) | _windows(options, sizes, 2)
+    return published | {"intermediate_size": hidden}
 
 
 def _llama(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
     """Return Mixtral's options if the file has experts, and else which matrices have biases."""
     if options.get("expert_count"):
         return {"model_type": "mixtral"} | _expert_counts(options)
-    return _biased(options, sizes, stored)
+    return _bias_options(options, sizes, stored)
 
 
 def _with_biases(option: str) -> Reading:
@@ -387,7 +387,7 @@ class Architecture(NamedTuple):
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "afmoe": Architecture("afmoe", _afmoe),
-    "arcee": Architecture("arcee", _biased, permuted=True),
+    "arcee": Architecture("arcee", _bias_options, permuted=True),
     "cohere2": Architecture("cohere2", _cohere2, layer_norm_eps="layer_norm_eps"),
     "deepseek2": Architecture("deepseek_v2", _deepseek2),
     "exaone4": Architecture("exaone4", _exaone4),
@@ -434,7 +434,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "attention_out_bias": "blk.0.attn_output.bias" in stored,
         },
     ),
-    "smollm3": Architecture("smollm3", _biased, permuted=True),
+    "smollm3": Architecture("smollm3", _bias_options, permuted=True),
     "starcoder2": Architecture(
         "starcoder2", _with_biases("use_bias"), layer_norm_eps="norm_epsilon"
     ),
@@ -470,19 +470,20 @@ def published_config(
     }  # fmt: skip
     rotary_dim = _rotary_dim(file, head_dim, architecture)
     _require_factors(factors, rotary_dim // 2)
-    rope = _scaling(file, architecture, factors)
+    rope = _scaling_options(file, architecture, factors)
     rope["rope_theta"] = file.get_positive("rope.freq_base", 10_000.0)
     if architecture.partial_rotary:  # half a feature more, so that no rounding takes one away
         rope["partial_rotary_factor"] = min(1.0, (rotary_dim + 0.5) / head_dim)
     sizes["rope_parameters"] = rope
     config = sizes | architecture.further(file, sizes, stored)
     for option, value in options.items():
-        known = option in file.asked or option in HARMLESS or value in SUPPORTED.get(option, ())
+        known = option in file.read_names or option in HARMLESS
+        known = known or value in SUPPORTED.get(option, ())
         file.require(option, value, known, "options of the architecture", OTHER_NETWORK)
     return {architecture.names.get(name, name): value for name, value in config.items()}
 
 
-def _scaling(
+def _scaling_options(
     options: Configuration, architecture: Architecture, factors: Factors
 ) -> dict[str, Any]:
     """Return the scaling of rotary positions; raise ValueError at kinds that are not supported."""
@@ -503,7 +504,7 @@ def _scaling(
             "long_factor": factors[LONG],
             "short_factor": factors[SHORT],
             "attention_factor": options.get_positive("rope.scaling.attn_factor", 1.0),
-            TRAINED: _trained(options),
+            TRAINED: _trained_length(options),
         }
     if kind == "yarn":
         return _yarn(options, architecture)
@@ -526,7 +527,7 @@ def _yarn(options: Configuration, architecture: Architecture) -> dict[str, Any]:
     scaling = {
         "rope_type": "yarn",
         "factor": options.get_positive("rope.scaling.factor"),
-        TRAINED: _trained(options),
+        TRAINED: _trained_length(options),
         "beta_fast": options.get_positive("rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": options.get_positive("rope.scaling.yarn_beta_slow", 1.0),
     }

@@ -21,8 +21,8 @@ class Published(NamedTuple):
 
     stored: tuple[Stored, ...]  # what it is made of, of as many rows
     shape: tuple[int, ...]
-    of: Callable[..., np.ndarray] = lambda rows: rows  # makes some of its rows of theirs
-    whole: Callable[[np.ndarray], np.ndarray] | None = None  # makes it of all these rows
+    from_rows: Callable[..., np.ndarray] = lambda rows: rows  # makes some of its rows of theirs
+    from_all_rows: Callable[[np.ndarray], np.ndarray] | None = None  # makes it of all these rows
 
 
 class GGUFCheckpoint(NamedTuple):
@@ -35,11 +35,11 @@ class GGUFCheckpoint(NamedTuple):
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
         """Read one tensor, dequantised and in the publisher's layout."""
         require_tensor(self.files, name)
-        whole = self.files[name].whole
+        from_all_rows = self.files[name].from_all_rows
         stored = self.files[name].shape
-        if whole is None:
+        if from_all_rows is None:
             return read_rows(name, shape, dtype, self.rows(name, shape))
-        values = whole(read_rows(name, stored, dtype, self.rows(name, stored)))
+        values = from_all_rows(read_rows(name, stored, dtype, self.rows(name, stored)))
         require_shape(name, values.shape, shape)
         return np.ascontiguousarray(values)
 
@@ -50,7 +50,9 @@ class GGUFCheckpoint(NamedTuple):
         require_shape(name, tensor.shape, shape)
 
         def rows(part: slice) -> np.ndarray:
-            return tensor.of(*(dequantized(name, stored, part) for stored in tensor.stored))
+            return tensor.from_rows(
+                *(dequantize_rows(name, stored, part) for stored in tensor.stored)
+            )
 
         return rows
 
@@ -82,7 +84,7 @@ class GGUFCheckpoint(NamedTuple):
         return {part.kind.name for part in stored if len(part.shape) > 1}
 
 
-def dequantized(name: str, tensor: Stored, part: slice) -> np.ndarray:
+def dequantize_rows(name: str, tensor: Stored, part: slice) -> np.ndarray:
     """Read and dequantise some rows of a tensor; raise ValueError at unknown quantisations."""
     size = math.prod(tensor.rows) // tensor.shape[0]  # of a row, in bytes
     count = part.stop - part.start

@@ -18,7 +18,7 @@ from lim_jax.checkpoints.gguf_architectures import (
     SHORT,
     published_config,
 )
-from lim_jax.checkpoints.gguf_checkpoint import GGUFCheckpoint, Published, dequantized
+from lim_jax.checkpoints.gguf_checkpoint import GGUFCheckpoint, Published, dequantize_rows
 from lim_jax.checkpoints.gguf_header import Stored, read_header
 from lim_jax.checkpoints.options import Configuration, require_in
 from lim_jax.checkpoints.recipe import Recipe
@@ -72,19 +72,21 @@ def open_gguf(file: Path) -> GGUFCheckpoint:
     cure = "Take the publisher's folder with safetensors."
     expected = f"one of the {len(ARCHITECTURES)} in checkpoints.gguf_architectures.ARCHITECTURES"
     require_in(file.name, name in ARCHITECTURES, got, expected, cure)
-    own = {k.removeprefix(f"{name}."): v for k, v in options.items() if k.startswith(f"{name}.")}
+    architecture_options = {
+        k.removeprefix(f"{name}."): v for k, v in options.items() if k.startswith(f"{name}.")
+    }
     factors = {}
     for stem in FACTORS:
         if (tensor := stored.pop(f"{stem}.weight", None)) is not None:
-            factors[stem] = dequantized(stem, tensor, slice(0, tensor.shape[0])).tolist()
+            factors[stem] = dequantize_rows(stem, tensor, slice(0, tensor.shape[0])).tolist()
     words = len(options.get("tokenizer.ggml.tokens", ()))
-    config = published_config(str(name), own, words, frozenset(stored), factors)
+    config = published_config(str(name), architecture_options, words, frozenset(stored), factors)
     recipe = recipe_of(Configuration(config))
     permuted = ARCHITECTURES[str(name)].permuted
     names = _layer_names(recipe, config["model_type"])
     tensors = {}
     for tensor_name in stored:
-        tensors |= _published(tensor_name, stored, recipe, names, permuted)
+        tensors |= _published_tensors(tensor_name, stored, recipe, names, permuted)
     return GGUFCheckpoint(Configuration(config), tensors, options)
 
 
@@ -94,21 +96,21 @@ def _layer_names(recipe: Recipe, family: str) -> dict[str, str]:
     names = recipe.names
     mixture = recipe.network
     network = f"{names.network}." if names.network else ""
-    own = LATENT | {stem: getattr(names, field) for stem, field in LAYER.items()}
-    own |= {f"ffn_{part}": f"{network}{getattr(names, part)}" for part in GATED}
-    own["attn_sinks.weight"] = names.sinks
+    published = LATENT | {stem: getattr(names, field) for stem, field in LAYER.items()}
+    published |= {f"ffn_{part}": f"{network}{getattr(names, part)}" for part in GATED}
+    published["attn_sinks.weight"] = names.sinks
     if isinstance(mixture, Mixture):
-        own["ffn_gate_inp"] = f"{network}{mixture.router}"
+        published["ffn_gate_inp"] = f"{network}{mixture.router}"
         if mixture.preference is not None:
-            own["exp_probs_b.bias"] = f"{network}{mixture.preference}"
+            published["exp_probs_b.bias"] = f"{network}{mixture.preference}"
         if mixture.shared is not None:
             shared = f"{network}{mixture.shared[0]}."
-            own |= {f"ffn_{part}_shexp": f"{shared}{getattr(names, part)}" for part in GATED}
-    own |= OTHER_NAMES.get(family, {})
-    return {stem: name for stem, name in own.items() if name is not None}
+            published |= {f"ffn_{part}_shexp": f"{shared}{getattr(names, part)}" for part in GATED}
+    published |= OTHER_NAMES.get(family, {})
+    return {stem: name for stem, name in published.items() if name is not None}
 
 
-def _published(
+def _published_tensors(
     name: str, stored: Tensors, recipe: Recipe, names: Mapping[str, str], permuted: bool
 ) -> dict[str, Published]:
     """Return the publisher's tensors made of one of the file's; unknown ones keep their names."""
@@ -117,23 +119,25 @@ def _published(
     as_it_is = Published((tensor,), tensor.shape)
     prefix = recipe.names.prefix
     if recipe.norm is sublayers.unit_offset_rms_norm and name.endswith("norm.weight"):
-        as_it_is = as_it_is._replace(of=lambda rows: rows - 1)
+        as_it_is = as_it_is._replace(from_rows=lambda rows: rows - 1)
     block = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
     if block is None:
-        own = getattr(recipe.names, OUTSIDE.get(stem, ""), None)
-        own = own if own is None or stem == "output" else prefix + own
-        return {name if own is None else f"{own}.{kind}": as_it_is}
+        published_name = getattr(recipe.names, OUTSIDE.get(stem, ""), None)
+        if published_name is None:
+            return {name: as_it_is}
+        at = "" if stem == "output" else prefix
+        return {f"{at}{published_name}.{kind}": as_it_is}
     at = f"{prefix}{recipe.names.layer}.{block[1]}."
     stem = block[2]
-    if (own := names.get(f"{stem}.{kind}")) is not None:
-        return {at + own: as_it_is}
+    if (published_name := names.get(f"{stem}.{kind}")) is not None:
+        return {at + published_name: as_it_is}
     if stem.endswith("_exps"):
         return _experts(name, stored, at, recipe)
     if stem in ("attn_k_b", "attn_v_b"):
         return _latent_keys_and_values(name, stored, at)
     if stem not in names or kind not in ("weight", "bias"):
         return {name: as_it_is}
-    as_it_is = as_it_is._replace(whole=_reordering(stem, recipe, permuted))
+    as_it_is = as_it_is._replace(from_all_rows=_reordering(stem, recipe, permuted))
     return {f"{at}{names[stem]}.{kind}": as_it_is}
 
 
@@ -168,9 +172,9 @@ def _experts(name: str, stored: Tensors, at: str, recipe: Recipe) -> dict[str, P
         reader = mixture.read
     part = re.search(r"ffn_(gate|up|down)_exps$", stem)
     if isinstance(reader, ByExpert) and part is not None:
-        own = getattr(reader, part[1])
+        matrix = getattr(reader, part[1])
         each = range(tensor.shape[0])
-        return {f"{at}experts.{n}.{own}.{kind}": _expert(tensor, n) for n in each}
+        return {f"{at}experts.{n}.{matrix}.{kind}": _expert(tensor, n) for n in each}
     biased = isinstance(reader, Stacked) and reader.interleaved
     if isinstance(reader, Stacked) and (kind == "weight" or (biased and kind == "bias")):
         return _fused_experts(name, stored, at, reader)
@@ -180,10 +184,10 @@ def _experts(name: str, stored: Tensors, at: str, recipe: Recipe) -> dict[str, P
 def _expert(tensor: Stored, number: int) -> Published:
     """Return the tensor of one expert among those of all."""
     before = number * math.prod(tensor.rows[1:])
-    own = tensor._replace(
+    expert = tensor._replace(
         shape=tensor.shape[1:], rows=tensor.rows[1:], offset=tensor.offset + before
     )
-    return Published((own,), own.shape)
+    return Published((expert,), expert.shape)
 
 
 def _fused_experts(name: str, stored: Tensors, at: str, reader: Stacked) -> dict[str, Published]:
@@ -192,7 +196,8 @@ def _fused_experts(name: str, stored: Tensors, at: str, reader: Stacked) -> dict
     stem, _, kind = name.rpartition(".")
     turned = reader.transposed
     interleaved = reader.interleaved
-    fused, down = (at + own + ("_bias" if kind == "bias" else "") for own in reader[:2])
+    end = "_bias" if kind == "bias" else ""
+    fused, down = (at + matrix + end for matrix in reader[:2])
 
     def transposed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return a tensor's shape with the last axes reversed if the publisher's is transposed."""
@@ -229,14 +234,14 @@ def _latent_keys_and_values(name: str, stored: Tensors, at: str) -> dict[str, Pu
     heads, rank, still = stored[keys].shape
     require_shape(values, stored[values].shape, (heads, stored[values].shape[1], rank))
 
-    def of_heads(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+    def join_heads(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Join the keys' and values' rows of each head."""
         return np.concatenate([keys.swapaxes(1, 2), values], axis=1)
 
     tensor = Published(
         (stored[keys], stored[values]),
         (heads, still + stored[values].shape[1], rank),
-        of_heads,
-        whole=lambda rows: rows.reshape(-1, rank),
+        join_heads,
+        from_all_rows=lambda rows: rows.reshape(-1, rank),
     )
     return {f"{at}self_attn.kv_b_proj.weight": tensor}

@@ -22,7 +22,7 @@ NUMBERS = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8",
     11: "<i8", 12: "<f8",
 }  # fmt: skip
-OF_SEVERAL = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+NAME_OF_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 class Stored(NamedTuple):
@@ -43,7 +43,7 @@ class _Header:
     def __init__(self, stream: BinaryIO, size: int):
         self.stream, self.size = stream, size
 
-    def taken(self, count: int) -> bytes:
+    def next_bytes(self, count: int) -> bytes:
         """Return the next bytes."""
         data = self.stream.read(count) if count <= self.size else b""
         if len(data) < count:
@@ -52,16 +52,16 @@ class _Header:
 
     def numbers(self, kind: int, count: int) -> list[Any]:
         """Return the next numbers of one kind."""
-        data = self.taken(count * np.dtype(NUMBERS[kind]).itemsize)
+        data = self.next_bytes(count * np.dtype(NUMBERS[kind]).itemsize)
         return np.frombuffer(data, NUMBERS[kind]).tolist()
 
-    def whole(self, size: int = 8) -> int:
+    def integer(self, size: int = 8) -> int:
         """Return the next unsigned integer, of `size` bytes."""
-        return int.from_bytes(self.taken(size), "little")
+        return int.from_bytes(self.next_bytes(size), "little")
 
     def text(self) -> str:
         """Return the next string."""
-        return self.taken(self.whole()).decode()
+        return self.next_bytes(self.integer()).decode()
 
     def value(self, kind: int) -> Any:
         """Return the next value of a kind: a string, a number, or a list of either."""
@@ -69,8 +69,8 @@ class _Header:
             return self.text()
         if kind != ARRAY:
             return self.numbers(kind, 1)[0]
-        kind = self.whole(4)
-        count = self.whole()
+        kind = self.integer(4)
+        count = self.integer()
         if kind in NUMBERS:
             return self.numbers(kind, count)
         return [self.value(kind) for _ in range(count)]
@@ -79,11 +79,11 @@ class _Header:
 def read_header(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
     """Return a file's tensors and options by name; of several files, those of all, by the first."""
     require_extra("gguf", "models")
-    tensors, options = _of_one(file)
+    tensors, options = _read_one(file)
     count = options.get("split.count", 0)
     if count in (0, 1):
         return tensors, options
-    name = OF_SEVERAL.fullmatch(file.name)
+    name = NAME_OF_PART.fullmatch(file.name)
     first = name is not None and int(name[2]) == 1 and int(name[3]) == count
     first = first and options.get("split.no") == 0
     got = f"split.count = {count} and split.no = {options.get('split.no')}"
@@ -97,11 +97,11 @@ def read_header(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
     require_in(file.name, not missing, got, expected, "Download the others beside it.")
     for number, other in enumerate(names, 1):
         part = file.with_name(other)
-        more, its = _of_one(part)
-        of_them = its.get("split.no") == number and its.get("split.count") == count
-        of_them = of_them and not more.keys() & tensors.keys()
+        more, its = _read_one(part)
+        is_next = its.get("split.no") == number and its.get("split.count") == count
+        is_next = is_next and not more.keys() & tensors.keys()
         got = f"split.no = {its.get('split.no')} of {its.get('split.count')}, or tensors twice"
-        require_in(part.name, of_them, got, f"number {number} of {count}")
+        require_in(part.name, is_next, got, f"number {number} of {count}")
         tensors |= more
     stated = options.get("split.tensors.count", len(tensors))
     got = f"{len(tensors)} tensors in {count} files"
@@ -110,33 +110,33 @@ def read_header(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
     return tensors, options
 
 
-def _of_one(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
+def _read_one(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
     """Read the header of one file; raise ValueError if it is broken."""
     cure = "Pass the path of the file itself."
     require_in("file", file.is_file(), f"no file {file}", "a GGUF file", cure)
     try:
         with file.open("rb") as stream:
-            return _parsed(file, _Header(stream, file.stat().st_size))
+            return _parse(file, _Header(stream, file.stat().st_size))
     except Exception as error:  # whatever the bytes of other files give
         raise Refusal(
             f"{file.name}: got a broken file ({error}), expected GGUF. Download it again."
         ) from error
 
 
-def _parsed(file: Path, header: _Header) -> tuple[dict[str, Stored], dict[str, Any]]:
+def _parse(file: Path, header: _Header) -> tuple[dict[str, Stored], dict[str, Any]]:
     """Parse a header into tensors and options; raise ValueError if a tensor is cut off."""
-    magic = header.taken(4)
-    version = header.whole(4)
+    magic = header.next_bytes(4)
+    version = header.integer(4)
     if magic != MAGIC or version not in VERSIONS:
         raise ValueError(f"{magic} of version {version}")
-    num_tensors = header.whole()
-    num_options = header.whole()
+    num_tensors = header.integer()
+    num_options = header.integer()
     options = {}
     for _ in range(num_options):
         name = header.text()
         if name in options:
             raise ValueError(f"the name {name!r} twice")
-        options[name] = header.value(header.whole(4))
+        options[name] = header.value(header.integer(4))
     infos = [_info(header) for _ in range(num_tensors)]
     alignment = options.get("general.alignment", 32)
     start = -(-header.stream.tell() // alignment) * alignment
@@ -154,7 +154,7 @@ def _parsed(file: Path, header: _Header) -> tuple[dict[str, Stored], dict[str, A
 def _info(header: _Header) -> tuple[str, Any, tuple[int, ...], tuple[int, ...], int]:
     """Parse one tensor's name, quantisation, shapes and offset."""
     name = header.text()
-    axes = header.whole(4)
+    axes = header.integer(4)
     shape = tuple(reversed(header.numbers(10, axes)))
-    kind = gguf.GGMLQuantizationType(header.whole(4))
-    return name, kind, shape, tuple(gguf.quant_shape_to_byte_shape(shape, kind)), header.whole()
+    kind = gguf.GGMLQuantizationType(header.integer(4))
+    return name, kind, shape, tuple(gguf.quant_shape_to_byte_shape(shape, kind)), header.integer()

@@ -103,7 +103,7 @@ def tokenizer_of_header(name: str, header: Mapping[str, Any]) -> Any:
     )
     require(known and len(words) == len(kinds), name, got=got, expected=expected, cure=CURE)
     try:
-        make = _of_bytes if kind == "gpt2" else _of_pieces
+        make = _byte_level_tokenizer if kind == "gpt2" else _sentencepiece_tokenizer
         tokenizer = make({word: index for index, word in enumerate(words)}, header)
     except Exception as error:  # the package raises nothing narrower
         raise Refusal(
@@ -132,7 +132,7 @@ def tokenizer_of_header(name: str, header: Mapping[str, Any]) -> Any:
     return tokenizer
 
 
-def _of_bytes(words: dict[str, int], header: Mapping[str, Any]) -> Any:
+def _byte_level_tokenizer(words: dict[str, int], header: Mapping[str, Any]) -> Any:
     """Return a byte-level BPE tokenizer, whose words spell bytes as GPT-2's do."""
     cut = CUTS[header["tokenizer.ggml.pre"]]
     cutters = tokenizers.pre_tokenizers
@@ -148,7 +148,7 @@ def _of_bytes(words: dict[str, int], header: Mapping[str, Any]) -> Any:
     return tokenizer
 
 
-def _of_pieces(words: dict[str, int], header: Mapping[str, Any]) -> Any:
+def _sentencepiece_tokenizer(words: dict[str, int], header: Mapping[str, Any]) -> Any:
     """Return a SentencePiece BPE tokenizer, which spells unknown letters in bytes."""
     unknown = header.get("tokenizer.ggml.unknown_token_id")
     prefixed = header.get("tokenizer.ggml.add_space_prefix", True)

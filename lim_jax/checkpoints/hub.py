@@ -48,8 +48,8 @@ def model_path(path: AnyPath, *, download: bool = False) -> Path:
             ) from error
     # An adapter's folder has no configuration, and is refused for what it is.
     look = huggingface_hub.try_to_load_from_cache
-    found = (look(name, file, revision=revision) for file in FILES)
-    cached = [path for path in found if isinstance(path, str)]
+    paths = (look(name, file, revision=revision) for file in FILES)
+    cached = [path for path in paths if isinstance(path, str)]
     others = [] if cached else _cached_revisions(name)
     got = f"{local.as_posix()!r}: no such path, and not in the cache"
     cure = f"Download it: `download=True`. {OFFLINE}"

@@ -53,7 +53,7 @@ def is_packed(packing: Packing, name: str, stored: Container[str]) -> bool:
     """Tell whether the files hold a matrix as packed integers."""
     numbers, others = TENSORS[packing.scheme]
     at = name.removesuffix("weight")
-    return at != name and at + numbers in stored and any(at + one in stored for one in others)
+    return at != name and at + numbers in stored and any(at + other in stored for other in others)
 
 
 def unpacked_names(packing: Packing, stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,9 +80,12 @@ def packed_rows(
     expected = f"unquantised numbers of shape {shape}"
     fits = len(shape) == 2 and shape[1] % size == 0
     require_in(name, fits, f"numbers in groups of {size}", expected, UNQUANTISED)
-    read = {"pack-quantized": _compressed, "gptq": _gptq, "awq": _awq, "mlx": _mlx}[packing.scheme]
+    read = {"pack-quantized": _compressed_rows, "gptq": _gptq, "awq": _awq, "mlx": _mlx}[
+        packing.scheme
+    ]
     at = name.removesuffix("weight")
-    index = next((at + one for one in ("g_idx", "weight_g_idx") if at + one in stored), None)
+    indices = (at + "g_idx", at + "weight_g_idx")
+    index = next((name for name in indices if name in stored), None)
     # Where columns were quantised in another order, files say to which group each belongs.
     group_of = np.arange(shape[1]) // size
     if index is not None:
@@ -105,7 +108,7 @@ def unpack(words: np.ndarray, bits: int) -> np.ndarray:
     return numbers.reshape(*words.shape[:-1], -1).astype(np.int64)
 
 
-def _compressed(
+def _compressed_rows(
     packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any, _: Any
 ) -> Rows:
     """Return a reader of compressed-tensors rows: packed along inputs, zeros along outputs."""
@@ -160,22 +163,22 @@ def _awq(
     rows, columns = shape
     in_word = WORD // packing.bits
     groups = columns // (packing.group or columns)
-    places = np.argsort(AWQ_ORDER)
+    columns_in_order = np.argsort(AWQ_ORDER)
 
-    def ordered(words: np.ndarray) -> np.ndarray:
+    def unpack_in_order(words: np.ndarray) -> np.ndarray:
         """Unpack integers, and put those of each word in order."""
         by_word = unpack(words, packing.bits).reshape(*words.shape, in_word)
-        return by_word[..., places].reshape(len(words), -1)
+        return by_word[..., columns_in_order].reshape(len(words), -1)
 
     words = tensors(f"{at}qweight", (columns, rows // in_word), WORDS)
     scales = tensors(f"{at}scales", (groups, rows), REAL)
-    zeros = ordered(tensors(f"{at}qzeros", (groups, rows // in_word), WORDS)(WHOLE))
+    zeros = unpack_in_order(tensors(f"{at}qzeros", (groups, rows // in_word), WORDS)(WHOLE))
 
     def read(part: slice) -> np.ndarray:
         """Unpack and scale some rows, of which the first may lie within a word."""
         first = part.start // in_word
         last = -(-part.stop // in_word)
-        numbers = ordered(words((slice(None), slice(first, last)))).T
+        numbers = unpack_in_order(words((slice(None), slice(first, last)))).T
         numbers = numbers[part.start - first * in_word :][: part.stop - part.start]
         scale = scales((slice(None), part)).T.astype(np.float64)
         return scale[:, group_of] * (numbers - zeros.T[part][:, group_of])

@@ -83,11 +83,13 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
     defaults = MULTIMODAL[str(family)]
     # The outer option says whether the head is the embedding.
     outer = {TIED: config.get(TIED, defaults[TIED])}
-    of_images = [name for name in config if OF_IMAGES.search(name)]
-    config.ignore(*of_images)
+    image_options = [name for name in config if OF_IMAGES.search(name)]
+    config.ignore(*image_options)
     if flat:
         outer["model_type"] = defaults["model_type"]
-        inner = {name: inner[name] for name in inner if name not in (*of_images, "architectures")}
+        inner = {
+            name: inner[name] for name in inner if name not in (*image_options, "architectures")
+        }
     else:
         inner = {name: inner[name] for name in inner if inner[name] != "exaone4_5_text"}  # renamed
         if config.get("use_sliding_window") is False:  # beside which a window says nothing

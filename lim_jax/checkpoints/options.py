@@ -74,10 +74,10 @@ class Configuration(Mapping[str, Any]):
     """A file's options, and the names of those that were read."""
 
     def __init__(self, options: Options, file: str = CONFIG):
-        self.options, self.asked, self.file = options, set(), file
+        self.options, self.read_names, self.file = options, set(), file
 
     def __getitem__(self, name: str) -> Any:
-        self.asked.add(name)
+        self.read_names.add(name)
         return self.options[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -88,17 +88,17 @@ class Configuration(Mapping[str, Any]):
 
     def with_defaults(self, **defaults: Any) -> "Configuration":
         """Return a configuration with defaults for the options that the file does not state."""
-        return self.replaced(**{**defaults, **self.options})
+        return self.replace(**{**defaults, **self.options})
 
-    def replaced(self, **options: Any) -> "Configuration":
+    def replace(self, **options: Any) -> "Configuration":
         """Return a configuration with some options replaced, and one record of names read."""
         same = Configuration({**self.options, **options}, self.file)
-        same.asked = self.asked
+        same.read_names = self.read_names
         return same
 
     def ignore(self, *names: str) -> None:
         """Mark options as read, since any value of them leaves this network's numbers unchanged."""
-        self.asked.update(names)
+        self.read_names.update(names)
 
     def refuse(self, **supported: Any) -> None:
         """Raise ValueError at options whose value is not the only supported one, the default."""
@@ -153,14 +153,16 @@ class Configuration(Mapping[str, Any]):
         return values[0]
 
 
-def refuse_unknown(config: Configuration, own: Mapping[str, Sequence[Any]] | None = None) -> None:
-    """Raise ValueError at an option that nobody read, unless null, harmless or a value in `own`."""
+def refuse_unknown(
+    config: Configuration, implied: Mapping[str, Sequence[Any]] | None = None
+) -> None:
+    """Raise ValueError at an option that nobody read, unless null, harmless or `implied`."""
     config.refuse(**SUPPORTED)
     for name, value in config.options.items():
         harmless = name in HARMLESS or name.endswith(HARMLESS_ENDS)
-        if value is None or name in config.asked or harmless:
+        if value is None or name in config.read_names or harmless:
             continue
-        values = (own or {}).get(name, ())
+        values = (implied or {}).get(name, ())
         expected = " or ".join(map(str, values)) or "options of the family"
         known = any(_alike(value, other) for other in values)
         config.require(name, value, known, expected, OTHER_NETWORK)

@@ -54,12 +54,12 @@ class WeightPlacement(NamedTuple):
 def place_by_kind(placement: WeightPlacement, layer: Layer, order: Sequence[int]) -> LayersByKind:
     """Place layers of several kinds; `order` has the number of each layer's kind."""
 
-    def of_kind(kind: int) -> PyTree:
+    def place_kind(kind: int) -> PyTree:
         """Place all layers of one kind."""
-        numbers = [number for number, own in enumerate(order) if own == kind]
+        numbers = [number for number, layer_kind in enumerate(order) if layer_kind == kind]
         return placement.layers(lambda position: layer(numbers[position]), len(numbers))
 
-    return LayersByKind(tuple(of_kind(kind) for kind in range(max(order) + 1)), tuple(order))
+    return LayersByKind(tuple(place_kind(kind) for kind in range(max(order) + 1)), tuple(order))
 
 
 def on_device(precision: str | None = None) -> WeightPlacement:
@@ -67,7 +67,7 @@ def on_device(precision: str | None = None) -> WeightPlacement:
 
     def layers(layer: Layer, depth: int) -> Any:
         """Read all layers into arrays with a layer axis, and put these on the device."""
-        leaves, tree = _joined(lambda index: in_bits(layer(index), precision), depth)
+        leaves, tree = _join(lambda index: in_bits(layer(index), precision), depth)
         layers = jax.tree.unflatten(tree, jax.device_put(leaves))
         return layers if precision is None else HalfLayers(layers, precision)
 
@@ -86,22 +86,22 @@ ON_DEVICE = on_device()
 
 def host_memory(checkpoint: Source, precision: str) -> WeightPlacement:
     """Return a placement in host memory: matrices in half precision, norms and vectors in full."""
-    told = fingerprint(checkpoint, precision)
+    identity = fingerprint(checkpoint, precision)
 
     def layers(layer: Layer, depth: int) -> FetchedLayers:
         """Read all layers into host memory, from which each is fetched as it is used."""
-        leaves, tree = _joined(lambda index: halved(layer(index), precision), depth)
+        leaves, tree = _join(lambda index: halve(layer(index), precision), depth)
 
         def read(index: int) -> Any:
             """Return one layer of those in memory."""
             return jax.tree.unflatten(tree, [leaf[index] for leaf in leaves])
 
-        return FetchedLayers(told, LayerSource(read, depth))
+        return FetchedLayers(identity, LayerSource(read, depth))
 
     def rows(read: Reader, name: str, shape: tuple[int, int]) -> FetchedRows:
         """Read a matrix into host memory, from which rows are fetched."""
         table = _table(read, name, shape, precision)
-        return FetchedRows(told, RowSource(table.__getitem__, shape, precision))
+        return FetchedRows(identity, RowSource(table.__getitem__, shape, precision))
 
     return WeightPlacement(layers, rows, precision=precision)
 
@@ -134,11 +134,11 @@ def published_precision(checkpoint: Source) -> str | None:
 
 def offloaded(checkpoint: Source, dtype: str) -> WeightPlacement:
     """Return a placement that leaves weights in their files, from which each layer is fetched."""
-    told = fingerprint(checkpoint, dtype)
+    identity = fingerprint(checkpoint, dtype)
 
     def rows(read: Reader, name: str, shape: tuple[int, int]) -> FetchedRows:
         """Return a matrix whose rows are read from the file as they are used."""
-        return FetchedRows(told, RowSource(read.rows(name, *shape), shape, read.dtype))
+        return FetchedRows(identity, RowSource(read.rows(name, *shape), shape, read.dtype))
 
     def layers(layer: Layer, depth: int) -> FetchedLayers:
         """Return layers that are read from the files as they are used."""
@@ -147,7 +147,7 @@ def offloaded(checkpoint: Source, dtype: str) -> WeightPlacement:
             """Read one layer in row-major order, in the thread that reads ahead."""
             return jax.tree.map(lambda leaf: np.asarray(leaf, order="C"), layer(index))
 
-        return FetchedLayers(told, LayerSource(read, depth))
+        return FetchedLayers(identity, LayerSource(read, depth))
 
     return WeightPlacement(layers, rows, each_layer=False)
 
@@ -160,17 +160,17 @@ def fingerprint(checkpoint: Source, precision: str) -> Float[Array, " numbers"]:
 
 
 def in_bits(layer: Any, precision: str | None) -> Any:
-    """Return a layer with `halved` matrices viewed as 16-bit integers; None leaves it unchanged."""
+    """Return a layer whose matrices are halved and in 16-bit integers; None leaves it unchanged."""
     if precision is None:
         return layer
 
     def bits(leaf: Any) -> Any:
         return leaf.view(np.uint16) if leaf.dtype == precision else leaf
 
-    return jax.tree.map(bits, halved(layer, precision))
+    return jax.tree.map(bits, halve(layer, precision))
 
 
-def halved(layer: Any, precision: str) -> Any:
+def halve(layer: Any, precision: str) -> Any:
     """Return a layer with its `MATRICES` in half precision, and the rest unchanged."""
 
     def half(path: tuple, leaf: Any) -> Any:
@@ -181,7 +181,7 @@ def halved(layer: Any, precision: str) -> Any:
     return jax.tree.map_with_path(half, layer)
 
 
-def _joined(layer: Layer, depth: int) -> tuple[list[np.ndarray], Any]:
+def _join(layer: Layer, depth: int) -> tuple[list[np.ndarray], Any]:
     """Stack all layers along a leading axis as they are read; at most one is in memory twice."""
     joined = []
     tree = None

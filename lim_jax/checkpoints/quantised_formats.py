@@ -110,13 +110,13 @@ def quantisation_of(stated: Any) -> Quantisation | None:
         if name not in supported:
             known = known or name in IGNORED
             known = known or (method in PACKED_BY and name in OF_QUANTISERS)
-            known = known or (method == "mlx" and _is_of_a_layer(value, stated))
+            known = known or (method == "mlx" and _is_layer_option(value, stated))
         got = f"{name} = {described(value)} in quantization_config"
         require_config(known, got, f"options of {method} that are known here", UNQUANTISED)
     if method == "modelopt":
         return Quantisation(_modelopt_schemes(stated))
     if method == "compressed-tensors":
-        return _compressed(stated)
+        return _read_compressed(stated)
     if method in PACKED_BY:
         return Quantisation((), packing=_packing(str(method), stated))
     return Quantisation((str(method),), _block("weight_block_size", stated))
@@ -142,11 +142,11 @@ def _packing(method: str, stated: Options) -> Packing:
         fits = fits and (value > 0 or (name, value) == ("group_size", -1))
         require_config(fits, f"{name} = {described(value)}", "a whole number", UNQUANTISED)
     group = None if stated["group_size"] == -1 else stated["group_size"]
-    held_less_one = method == "gptq" and stated.get("checkpoint_format") != "gptq_v2"
-    return Packing(method, stated["bits"], group, zero_offset=int(held_less_one))
+    zeros_less_one = method == "gptq" and stated.get("checkpoint_format") != "gptq_v2"
+    return Packing(method, stated["bits"], group, zero_offset=int(zeros_less_one))
 
 
-def _is_of_a_layer(value: Any, stated: Options) -> bool:
+def _is_layer_option(value: Any, stated: Options) -> bool:
     """Tell whether an entry of MLX's options is about a layer that is supported.
 
     It says whether the layer is quantised, or with how many bits; the rest must be as elsewhere.
@@ -163,9 +163,9 @@ def _modelopt_schemes(stated: Options) -> tuple[str, ...]:
     if stated.get("quant_algo") == MIXED:
         algorithms = stated.get("quantized_layers") or {}
     schemes = set()
-    for layer, of_layer in algorithms.items():
-        algorithm = of_layer.get("quant_algo")
-        group = of_layer.get("group_size", GROUP)
+    for layer, layer_options in algorithms.items():
+        algorithm = layer_options.get("quant_algo")
+        group = layer_options.get("group_size", GROUP)
         known = algorithm in MODELOPT and group in (GROUP, None)
         got = f"quant_algo = {described(algorithm)} of groups of {described(group)} in {layer}"
         require_config(known, got, f"{' or '.join(MODELOPT)}, of {GROUP}", UNQUANTISED)
@@ -174,14 +174,14 @@ def _modelopt_schemes(stated: Options) -> tuple[str, ...]:
     return tuple(sorted(schemes))
 
 
-def _compressed(stated: Options) -> Quantisation:
+def _read_compressed(stated: Options) -> Quantisation:
     """Return how compressed-tensors' groups are quantised; raise ValueError at unknown ways."""
-    found = set()
+    kinds = set()
     groups: Options = stated.get("config_groups") or {}
-    of_groups: list[Options] = [group.get("weights") or {} for group in groups.values()]
-    if of_groups and all(weights.get("type") == "int" for weights in of_groups):
-        return Quantisation((), packing=_compressed_integers(of_groups))
-    for weights in of_groups:
+    weights_of_groups: list[Options] = [group.get("weights") or {} for group in groups.values()]
+    if weights_of_groups and all(weights.get("type") == "int" for weights in weights_of_groups):
+        return Quantisation((), packing=_compressed_integers(weights_of_groups))
+    for weights in weights_of_groups:
         kind = tuple(weights.get(name) for name in ("type", "num_bits", "strategy", "group_size"))
         block = {
             ("float", 8, "tensor", None): (None, None),
@@ -194,17 +194,17 @@ def _compressed(stated: Options) -> Quantisation:
         require_config(
             block is not None and not weights.get("actorder"), got, expected, UNQUANTISED
         )
-        found.add(("nvfp4" if kind[1] == 4 else "fp8", block))
-    blocks = {block for scheme, block in found if scheme == "fp8"} or {(None, None)}
-    got = f"weights in {len(found)} ways"
-    require_config(bool(found) and len(blocks) == 1, got, "one of each precision", UNQUANTISED)
-    return Quantisation(tuple(sorted({scheme for scheme, _ in found})), *blocks)
+        kinds.add(("nvfp4" if kind[1] == 4 else "fp8", block))
+    blocks = {block for scheme, block in kinds if scheme == "fp8"} or {(None, None)}
+    got = f"weights in {len(kinds)} ways"
+    require_config(bool(kinds) and len(blocks) == 1, got, "one of each precision", UNQUANTISED)
+    return Quantisation(tuple(sorted({scheme for scheme, _ in kinds})), *blocks)
 
 
-def _compressed_integers(of_groups: list[Options]) -> Packing:
+def _compressed_integers(weights_of_groups: list[Options]) -> Packing:
     """Return how compressed-tensors packed integers, which must be alike in all layers."""
     kinds = set()
-    for weights in of_groups:
+    for weights in weights_of_groups:
         names = "num_bits", "group_size", "strategy"
         kind: tuple[Any, ...] = tuple(weights.get(name) for name in names)
         bits, group, strategy = kind
@@ -269,19 +269,19 @@ def eight_bits(stored: np.ndarray) -> np.ndarray:
     return stored.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
 
 
-def _unpacked(pairs: np.ndarray) -> np.ndarray:
+def _unpack(pairs: np.ndarray) -> np.ndarray:
     """Return the two 4-bit numbers of every byte, the lower half first."""
     return FOUR_BITS[np.stack([pairs & 0x0F, pairs >> 4], axis=-1)]
 
 
 def dequantise_nvfp4(pairs: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Dequantise NVFP4: multiply every group of 16 numbers of a row by its scale."""
-    numbers = _unpacked(pairs).reshape(*scales.shape, GROUP)
+    numbers = _unpack(pairs).reshape(*scales.shape, GROUP)
     return (numbers * scales[..., None]).reshape(len(scales), -1)
 
 
 def dequantise_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Dequantise MXFP4: multiply blocks of experts' rows by powers of two, and transpose them."""
     powers = np.where(scales == NAN, np.nan, np.exp2(scales.astype(float) - BIAS))
-    scaled = _unpacked(blocks).reshape(*scales.shape, -1) * powers[..., None]
+    scaled = _unpack(blocks).reshape(*scales.shape, -1) * powers[..., None]
     return scaled.reshape(*scales.shape[:2], -1).swapaxes(1, 2)

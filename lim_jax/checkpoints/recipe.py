@@ -92,7 +92,7 @@ def sizes_of(
         share the width do not divide it.
     """
     pairs = zip(names[:3], LLAMA_NAMES[:3], strict=True)
-    width, depth, heads = (config.get_int(_stated(config, *pair)) for pair in pairs)
+    width, depth, heads = (config.get_int(_stated_name(config, *pair)) for pair in pairs)
     inner = names.intermediate_size
     intermediate_size = 4 * width if inner is None else config.get_int_or(inner, 4 * width)
     num_kv_heads = config.get_int_or(names.num_kv_heads, heads)
@@ -109,9 +109,10 @@ def sizes_of(
     )
 
 
-def _stated(config: Configuration, own: str, usual: str) -> str:
+def _stated_name(config: Configuration, family_name: str, usual: str) -> str:
     """Return the family's name of a size, or Llama's if only that one is stated."""
-    return own if config.get(own) is not None or config.get(usual) is None else usual
+    is_stated = config.get(family_name) is not None or config.get(usual) is None
+    return family_name if is_stated else usual
 
 
 class Names(NamedTuple):
@@ -138,8 +139,7 @@ class Names(NamedTuple):
     query_norm, key_norm
         The norms of heads' queries and keys, which a recipe with a `head_norm` reads.
     network
-        Stands before the names of the tokenwise network's matrices; empty for none, which
-        `sublayers.plain_mlp` reads.
+        Stands before the names of the tokenwise network's matrices; empty for none.
     gate, up, down
         The matrices of the tokenwise network; without a gate `up` and `down` alone.
     before_attention, after_attention

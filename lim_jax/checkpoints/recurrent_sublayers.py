@@ -239,17 +239,17 @@ def mamba_sizes(
     groups = config.get_int(names.groups, groups)
     expected = "as many heads in each"
     require_config(heads % groups == 0, f"{heads} heads in {groups} groups", expected)
-    of_head = config.get(names.features, features)
-    if inner is not None and of_head in (None, "auto"):
+    head_features = config.get(names.features, features)
+    if inner is not None and head_features in (None, "auto"):
         require_config(inner % heads == 0, f"{heads} heads of width {inner}", "heads of one width")
-        of_head = inner // heads
-    of_head = Configuration({names.features: of_head}).get_int(names.features)
-    fits = inner in (None, heads * of_head)
-    got = f"{heads} heads of {of_head}"
+        head_features = inner // heads
+    head_features = Configuration({names.features: head_features}).get_int(names.features)
+    fits = inner in (None, heads * head_features)
+    got = f"{heads} heads of {head_features}"
     require_config(fits, got, f"the width {inner} together")
     return MambaSizes(
         heads,
-        of_head,
+        head_features,
         groups,
         config.get_int(names.size, size),
         config.get_int(names.taps, 4),
@@ -304,8 +304,8 @@ def mamba2(
     # Factors of matrices are put where numbers stay in full precision. A norm of gated numbers
     # would take the last one out again.
     after_norm = head_norm and not norm_before_gate
-    of_gates = 1.0 if after_norm else factors.outside
-    gates = Scaled(jax.nn.silu, factors.gate, of_gates)
+    gate_factor = 1.0 if after_norm else factors.outside
+    gates = Scaled(jax.nn.silu, factors.gate, gate_factor)
 
     def attention(read: Reader, at: str, recipe: Recipe, mask: Mask) -> Mamba2:
         """Read one Mamba-2 layer, with multipliers put into its norms and small arrays."""
@@ -326,7 +326,7 @@ def mamba2(
             log_decay=read(f"{at}.A_log", heads),
             skip=read(f"{at}.D", heads),
             norm_before_gate=norm_before_gate,
-            gate_activation=jax.nn.silu if (factors.gate, of_gates) == (1.0, 1.0) else gates,
+            gate_activation=jax.nn.silu if (factors.gate, gate_factor) == (1.0, 1.0) else gates,
             rate_limits=rate_limits,
             activation=activation,
         )

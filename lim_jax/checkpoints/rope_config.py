@@ -94,7 +94,7 @@ def rotary_of(
     if scaling == "linear":
         return Rotary(linear_scaling(frequencies, rope.get_positive("factor")))
     if scaling == "factors":
-        return Rotary(_divided(frequencies, rope["factors"]))
+        return Rotary(_divide(frequencies, rope["factors"]))
     if scaling == "llama3":
         factor, low, high = (rope.get_positive(name) for name in SCALINGS[scaling][:3])
         bounds = {"low": low, "high": high, "trained": _trained(config, rope)}
@@ -158,12 +158,12 @@ def _longrope(config: Configuration, rope: Configuration, frequencies: Sequence[
         factors = rope.get(name)
         fits = isinstance(factors, list) and len(factors) == len(frequencies)
         fits = fits and all(isinstance(f, int | float) and f > 0 for f in factors or ())
-        scaled.append(_divided(frequencies, rope.require(name, factors, fits, expected)))
+        scaled.append(_divide(frequencies, rope.require(name, factors, fits, expected)))
     short, long = scaled
     return Rotary(LongFrequencies(short, long, trained), amplitude=amplitude)
 
 
-def _divided(frequencies: Sequence[float], factors: Sequence[float]) -> tuple[float, ...]:
+def _divide(frequencies: Sequence[float], factors: Sequence[float]) -> tuple[float, ...]:
     """Divide each frequency by its factor."""
     return tuple(frequency / by for frequency, by in zip(frequencies, factors, strict=True))
 
@@ -221,7 +221,7 @@ def rope_options(config: Configuration, kind: str | None = None) -> Configuratio
         holds = value is None or isinstance(value, Mapping)
         config.require(name, value, holds, "an object of names and values")
     if kind is not None:
-        return Configuration(_of_kind(newer or {}, older or {}, kind))
+        return Configuration(_options_of_kind(newer or {}, older or {}, kind))
     if newer and older:
         bases = newer.get("rope_theta"), older.get("rope_theta", config.get("rope_theta"))
         got = f"rope_theta = {bases[0]} in rope_parameters, {bases[1]} with rope_scaling"
@@ -230,7 +230,7 @@ def rope_options(config: Configuration, kind: str | None = None) -> Configuratio
     return Configuration(older or newer or {})
 
 
-def _of_kind(newer: Options, older: Options, kind: str) -> Options:
+def _options_of_kind(newer: Options, older: Options, kind: str) -> Options:
     """Return the options of one kind of layers; raise ValueError if some are for all kinds."""
     for name in sorted(set(newer) - {FULL, SLIDING, CHUNKED}):
         expected = f"an entry for each kind of layers, such as {FULL}"
@@ -283,5 +283,5 @@ def masks_of(
         }
     if CHUNKED in kinds:
         seen[CHUNKED] = {"chunk": config.get_int("attention_chunk_size", CHUNK)}
-    of_kind = {kind: AttentionMask(**seen[kind], positions=by_kind[kind]) for kind in {*kinds}}
-    return tuple(of_kind[kind] for kind in kinds)
+    mask_of_kind = {kind: AttentionMask(**seen[kind], positions=by_kind[kind]) for kind in {*kinds}}
+    return tuple(mask_of_kind[kind] for kind in kinds)

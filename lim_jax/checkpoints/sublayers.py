@@ -51,7 +51,7 @@ def rms_norm_without_weights(read: Reader, name: str, width: int, norm_eps: floa
 def shared_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
     """Read the recipe's norm over a head's features, which all heads share."""
     norm = recipe.norm(read, name, recipe.sizes.head_dim, recipe.sizes.norm_eps)
-    return jax.tree.map(lambda leaf: deinterleaved(leaf[None], recipe)[0], norm)
+    return jax.tree.map(lambda leaf: deinterleave(leaf[None], recipe)[0], norm)
 
 
 def across_heads(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
@@ -62,15 +62,15 @@ def across_heads(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNor
 
 def per_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
     """Read a layer norm without shift for each head, from one tensor."""
-    scale = deinterleaved(read(f"{name}.weight", heads, recipe.sizes.head_dim), recipe)
-    return _norms_of_heads(scale, recipe.sizes.norm_eps)
+    scale = deinterleave(read(f"{name}.weight", heads, recipe.sizes.head_dim), recipe)
+    return _head_norms(scale, recipe.sizes.norm_eps)
 
 
 def separate_head_norms(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
     """Read a layer norm without shift for each head, from one tensor each."""
     size = recipe.sizes.head_dim
     scales = [read(f"{name}.norms.{head}.weight", size) for head in range(heads)]
-    return _norms_of_heads(scales, recipe.sizes.norm_eps)
+    return _head_norms(scales, recipe.sizes.norm_eps)
 
 
 def unscaled_head_norm(read: Reader, name: str, heads: int, recipe: Recipe) -> HeadNorm:
@@ -89,13 +89,13 @@ def clipped(limit: float) -> Callable[..., HeadNorm]:
     return lambda read, name, heads, recipe: Clipped(limit)
 
 
-def _norms_of_heads(scales: Iterable[Tensor], norm_eps: float) -> EachHead:
+def _head_norms(scales: Iterable[Tensor], norm_eps: float) -> EachHead:
     """Return layer norms of heads with these scales and no shift."""
     norms = [LayerNorm(scale, np.zeros_like(scale), norm_eps) for scale in scales]
     return EachHead(jax.tree.map(lambda *rows: np.stack(rows), *norms))
 
 
-def deinterleaved(rows: Tensor, recipe: Recipe) -> Tensor:
+def deinterleave(rows: Tensor, recipe: Recipe) -> Tensor:
     """Reorder a head's features, the second axis, from neighbouring pairs to halves."""
     # Files of `Recipe.rope_interleaved` have neighbours together. Scores stay the same, since
     # queries and keys are both reordered.
@@ -116,7 +116,7 @@ def separate_qkv(read: Reader, at: str, recipe: Recipe) -> Arrays:
     return _named(pairs, recipe)
 
 
-def rotated_backwards(read: Reader, at: str, recipe: Recipe) -> Arrays:
+def rotate_backwards(read: Reader, at: str, recipe: Recipe) -> Arrays:
     """Read queries, keys and values of heads that files rotate by negative angles."""
     # To turn (a, b) back by an angle is to turn (b, a) by it: the halves of heads change places.
     half = recipe.sizes.head_dim // 2
@@ -166,7 +166,7 @@ def _named(pairs: Iterable[tuple[Tensor, Tensor | None]], recipe: Recipe) -> Arr
     for name, pair in zip(("query", "key", "value"), pairs, strict=True):
         for field, rows in zip((name, f"{name}_bias"), pair, strict=True):
             if rows is not None:
-                arrays[field] = rows if name == "value" else deinterleaved(rows, recipe)
+                arrays[field] = rows if name == "value" else deinterleave(rows, recipe)
     return arrays
 
 
@@ -192,7 +192,7 @@ def gated_mlp(
     """Read a gated MLP from three matrices."""
     sizes = recipe.sizes
     names = recipe.names
-    at = f"{at}.{recipe.names.network}"
+    at = _network(at, recipe)
     inner = sizes.intermediate_size
     width = sizes.width
     shapes = {names.gate: (inner, width), names.up: (inner, width), names.down: (width, inner)}
@@ -209,7 +209,7 @@ def fused_gated_mlp(
     """Read a gated MLP whose gates stand before the rest in one matrix."""
     sizes = recipe.sizes
     names = recipe.names
-    at = f"{at}.{recipe.names.network}"
+    at = _network(at, recipe)
     inner = sizes.intermediate_size
     width = sizes.width
     gate, up = np.split(read.matrix(f"{at}.{names.up}.weight", 2 * inner, width), 2)
@@ -225,7 +225,7 @@ def plain_mlp(
     names = recipe.names
     inner = sizes.intermediate_size
     width = sizes.width
-    at = f"{at}.{names.network}" if names.network else at
+    at = _network(at, recipe)
     arrays = []
     for name, rows, columns in ((names.up, inner, width), (names.down, width, inner)):
         arrays.append(read_matrix(read, f"{at}.{name}", rows, columns, recipe))
@@ -240,9 +240,14 @@ def xielu_mlp(
     numbers = []
     plain = plain_mlp(read, at, recipe, norm, output_norm)
     for name, shape in {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}.items():
-        number = read(f"{at}.{recipe.names.network}.act_fn.{name}", *shape)
+        number = read(f"{_network(at, recipe)}.act_fn.{name}", *shape)
         numbers.append(number.reshape(()))
     return dataclasses.replace(plain, activation_numbers=np.stack(numbers))
+
+
+def _network(at: str, recipe: Recipe) -> str:
+    """Return what stands before the names of a layer's tokenwise network."""
+    return f"{at}.{recipe.names.network}" if recipe.names.network else at
 
 
 def _mlp_bias(read: Reader, name: str, recipe: Recipe, size: int) -> Tensor | None:

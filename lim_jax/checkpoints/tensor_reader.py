@@ -77,13 +77,13 @@ class Reader:
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         """Read a tensor of the base model, whose name is put behind the prefix."""
-        return self.whole(self.prefix + name, *shape)
+        return self.read_named(self.prefix + name, *shape)
 
     def matrix(self, name: str, *shape: int) -> Tensor:
         """Read a matrix of the base model, in half precision if it is kept in that."""
-        return self.whole(self.prefix + name, *shape, dtype=self.matrix_dtype)
+        return self.read_named(self.prefix + name, *shape, dtype=self.matrix_dtype)
 
-    def whole(self, name: str, *shape: int, dtype: str | None = None) -> Tensor:
+    def read_named(self, name: str, *shape: int, dtype: str | None = None) -> Tensor:
         """Read a tensor by its full name."""
         self.known.add(name)
         return self.checkpoint.read(name, shape, dtype or self.dtype)
@@ -101,13 +101,13 @@ class Reader:
         self.known.add(name)
         rows = self.checkpoint.rows(name, shape)
 
-        def converted(part: slice) -> np.ndarray:
+        def read_rows(part: slice) -> np.ndarray:
             """Read some rows, converted and checked to be finite."""
             values = rows(part).astype(self.dtype, copy=False)
             require_finite(name, values)
             return values
 
-        return converted
+        return read_rows
 
     def zeros(self, *shape: int) -> Tensor:
         """Return zeros in place of a tensor that a layer lacks."""

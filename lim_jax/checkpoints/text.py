@@ -124,16 +124,18 @@ def find_chat_template(path: Path, header: Header) -> ChatTemplate | None:
     # A folder's is its ``chat_template.jinja``, else the ``chat_template`` of its
     # ``tokenizer_config.json``, of several the one named ``default``. A GGUF file's is its own
     # ``tokenizer.chat_template``, else that of its folder.
-    if isinstance(own := header.get(f"tokenizer.{TEMPLATE_KEY}"), str):
+    if isinstance(template := header.get(f"tokenizer.{TEMPLATE_KEY}"), str):
         words = header.get("tokenizer.ggml.tokens", [])
         ids = {f"{name}_token": header.get(f"tokenizer.ggml.{name}_token_id") for name in MARKS}
         known = {name: n for name, n in ids.items() if n is not None and n < len(words)}
-        return ChatTemplate(own, {name: words[n] for name, n in known.items()})
+        return ChatTemplate(template, {name: words[n] for name, n in known.items()})
     folder = path.parent if path.suffix == ".gguf" else path
     options = json_object(folder / OPTIONS) if (folder / OPTIONS).is_file() else {}
     source = options.get(TEMPLATE_KEY)
     if isinstance(source, list):
-        named = [one for one in source if isinstance(one, dict) and one.get("name") == "default"]
+        named = [
+            entry for entry in source if isinstance(entry, dict) and entry.get("name") == "default"
+        ]
         source = named[0].get("template") if named else None
     if (folder / TEMPLATE).is_file():
         source = decoded((folder / TEMPLATE).read_bytes(), folder / TEMPLATE, "chat template")

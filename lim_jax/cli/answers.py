@@ -15,18 +15,20 @@ from lim_jax.prompts.contexts import Context, PromptOnly
 SHOWN = 5  # answers of the model's own that are printed
 
 
-def own_answers(
-    read: Sequence[Context | PromptOnly], contexts: Sequence[Context], model: LanguageModel
+def own_answer_lines(
+    prompts: Sequence[Context | PromptOnly], contexts: Sequence[Context], model: LanguageModel
 ) -> list[str]:
     """Return a line for each of the model's first own answers, and the notes on all answers."""
-    own = [number for number, context in enumerate(read) if isinstance(context, PromptOnly)]
+    model_answered = [
+        number for number, context in enumerate(prompts) if isinstance(context, PromptOnly)
+    ]
     lines = []
-    for number in own[:SHOWN]:
+    for number in model_answered[:SHOWN]:
         context = contexts[number]
         answer = shown_answer(answer_text(context, model.tokenizer), context.cut)
         lines.append(f"Of context {number} the model's own answer is asked: “{answer}”")
-    if len(own) > SHOWN:
-        lines.append(f"So it is of {len(own) - SHOWN} more.")
+    if len(model_answered) > SHOWN:
+        lines.append(f"So it is of {len(model_answered) - SHOWN} more.")
     return lines + answer_notes(contexts, model)
 
 
@@ -48,12 +50,12 @@ def answer_notes(contexts: Sequence[Context], model: LanguageModel) -> list[str]
     return lines
 
 
-def answered(
+def answer_contexts(
     contexts: Sequence[Context | PromptOnly], model: LanguageModel, loss: LossName, tokens: int
 ) -> list[Context]:
     """Return all contexts with their answers; where a context has none the model gives its own."""
-    given = [context for context in contexts if isinstance(context, Context)]
-    if len(given) == len(contexts):
-        return given
+    answered_contexts = [context for context in contexts if isinstance(context, Context)]
+    if len(answered_contexts) == len(contexts):
+        return answered_contexts
     bar = partial(tqdm, desc="answering", unit="context")
     return self_answered(contexts, model, loss, tokens=tokens, progress=bar)

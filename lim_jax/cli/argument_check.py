@@ -24,29 +24,12 @@ class Argument(NamedTuple):
     positional: bool
 
 
-def require_arguments(name: str, command: Callable[..., int], given: Sequence[str]) -> None:
+def require_arguments(name: str, command: Callable[..., int], words: Sequence[str]) -> None:
     """Raise a `Refusal` of one line unless the command takes these arguments."""
-    if {"-h", "--help"} & set(given):
+    if {"-h", "--help"} & set(words):
         return
     arguments = _arguments(command)
-    flags = {flag: a for a in arguments if not a.positional for flag in _flags(a)}
-    values: list[tuple[Argument, list[str]]] = []
-    positional: list[str] = []
-    rest = list(given)
-    while rest:
-        token = rest.pop(0)
-        if not FLAG.match(token):
-            positional.append(token)
-            continue
-        flag, equals, value = token.partition("=")
-        argument = flags.get(flag.replace("_", "-"))
-        if argument is None:
-            raise _refusal(name, flag, "is no option", f"the options are {_listed(flags)}", flags)
-        if equals:
-            rest.insert(0, value)
-        taken = _taken(argument, rest, literal=bool(equals))
-        del rest[: len(taken)]
-        values.append((argument, taken))
+    values, positional = _by_option(name, arguments, words)
     wanted = [argument for argument in arguments if argument.positional]
     if len(positional) > len(wanted):
         extra = positional[len(wanted)]
@@ -56,11 +39,38 @@ def require_arguments(name: str, command: Callable[..., int], given: Sequence[st
     missing = [a.shown for a in arguments if a.required and a not in reached]
     if missing:
         verb = "are" if len(missing) > 1 else "is"
-        whole = " ".join(a.shown for a in arguments if a.required)
-        said = ", ".join(missing)
-        raise _refusal(name, said, f"{verb} missing", f"the command is lim-jax {name} {whole}")
-    for argument, taken in values:
-        _require_values(name, argument, taken)
+        usage = " ".join(a.shown for a in arguments if a.required)
+        names = ", ".join(missing)
+        raise _refusal(name, names, f"{verb} missing", f"the command is lim-jax {name} {usage}")
+    for argument, words_of_option in values:
+        _require_values(name, argument, words_of_option)
+
+
+def _by_option(
+    name: str, arguments: Sequence[Argument], words: Sequence[str]
+) -> tuple[list[tuple[Argument, list[str]]], list[str]]:
+    """Return each option with its words, and the words of none; refuse flags of no option."""
+    flags = {flag: a for a in arguments if not a.positional for flag in _flags(a)}
+    values: list[tuple[Argument, list[str]]] = []
+    positional: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not FLAG.match(word):
+            positional.append(word)
+            continue
+        flag, equals, value = word.partition("=")
+        argument = flags.get(flag.replace("_", "-"))
+        if argument is None:
+            raise _refusal(
+                name, flag, "is no option", f"the options are {_list_flags(flags)}", flags
+            )
+        if equals:
+            rest.insert(0, value)
+        words_of_option = _option_values(argument, rest, literal=bool(equals))
+        del rest[: len(words_of_option)]
+        values.append((argument, words_of_option))
+    return values, positional
 
 
 def _arguments(command: Callable[..., int]) -> list[Argument]:
@@ -85,7 +95,7 @@ def _flags(argument: Argument) -> list[str]:
     return [flag, f"--no-{flag[2:]}"] if argument.kind is bool else [flag]
 
 
-def _taken(argument: Argument, rest: Sequence[str], *, literal: bool) -> list[str]:
+def _option_values(argument: Argument, rest: Sequence[str], *, literal: bool) -> list[str]:
     """Return the tokens that are an option's values; if `literal`, the first may be a flag."""
     if argument.kind is bool:
         return []
@@ -141,7 +151,7 @@ def _fits(kind: Any, value: str) -> bool:
     return True
 
 
-def _listed(flags: Sequence[str] | dict[str, Argument]) -> str:
+def _list_flags(flags: Sequence[str] | dict[str, Argument]) -> str:
     """Return the flags in one line, without the negative ones."""
     return ", ".join(flag for flag in flags if not flag.startswith("--no-"))
 

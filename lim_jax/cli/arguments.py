@@ -21,11 +21,11 @@ WEIGHTS = (
 )
 Model = Annotated[AnyPath, tyro.conf.arg(metavar="MODEL", help=WEIGHTS)]
 KINDS = "; ".join(f"{name}, {kind.words}" for name, kind in LOSSES.items())
-ASKED = (
+LOSS_HELP = (
     f"What is asked: {KINDS}. The influence on log odds does not fade where the model is sure. "
     "Where a loss asks for an answer, and a line has none, the model's own is asked."
 )
-Asked = Annotated[LossName, tyro.conf.arg(help=ASKED)]
+Loss = Annotated[LossName, tyro.conf.arg(help=LOSS_HELP)]
 WORDS = "; ".join(f"{name}, {method.words}" for name, method in METHODS.items())
 Method = Annotated[MethodName, tyro.conf.arg(help=f"How parts are scored: {WORDS}.")]
 BY_PARTS = f"Score named parts in place of measuring densities: {WORDS}."

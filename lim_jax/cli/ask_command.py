@@ -25,7 +25,7 @@ from lim_jax.cli.arguments import (
     Overwrite,
     QuestionText,
 )
-from lim_jax.cli.networks import estimated_time, network_within, open_model, placed_bar
+from lim_jax.cli.networks import estimated_time, network_within, open_model, placement_bar
 from lim_jax.prompts.contexts import PromptOnly
 from lim_jax.report.page import require_page_packages
 from lim_jax.report.sources import answer_page
@@ -79,7 +79,7 @@ def ask(
     """
     model = as_path(model, "model")
     documents = as_path(documents, "documents")
-    asked = Question(
+    request = Question(
         question,
         documents,
         method=method,
@@ -91,19 +91,19 @@ def ask(
         foil=foil,
         max_length=max_length,
     )
-    arguments = {"model": model, **asked._asdict(), "html": html, "compute": compute}
+    arguments = {"model": model, **request._asdict(), "html": html, "compute": compute}
     if finished_before(out, "ask", arguments, overwrite=overwrite):
         return 0
     with run_folder(out, "ask", arguments, overwrite=overwrite) as folder:
         if html:
             require_page_packages()  # before a long computation
         opened = open_model(model, download, compute)
-        prompt = read_question(opened, asked)
+        prompt = read_question(opened, request)
         unfinished = folder / UNFINISHED
         at_once = max(prompt.read.length + answer_tokens, models.ids.TOKENS_AT_ONCE)
         opened = network_within(opened, memory, at_once, unfinished)
         _announce(opened, prompt)
-        run = Run(unfinished, placed_bar(opened.network, unfinished))
+        run = Run(unfinished, placement_bar(opened.network, unfinished))
         answered = answer_question(opened, prompt, run)
         _print(answered, answer_notes([answered.context], opened))
         write_answer(answered, folder)
@@ -122,10 +122,10 @@ def _print(answered: Answer, notes: Sequence[str]) -> None:
     print(f"Answer: {answered.shown}", *notes, answered.table, sep="\n")
 
 
-def _announce(model: models.LanguageModel, asked: ReadQuestion) -> None:
+def _announce(model: models.LanguageModel, prompt: ReadQuestion) -> None:
     """Say what will be measured and by which method, and how long it is likely to take."""
-    own = isinstance(asked.read, PromptOnly)
-    work = "Answering and measuring" if own else "Measuring"
-    cost = asked.cost(model)
-    takes = estimated_time(model.network, [asked.read.length], 0, int(own), cost.total)
-    tqdm.write(f"{work} {asked.read.length} tokens by {asked.question.method}, {cost}: {takes}")
+    answers_itself = isinstance(prompt.read, PromptOnly)
+    work = "Answering and measuring" if answers_itself else "Measuring"
+    cost = prompt.cost(model)
+    takes = estimated_time(model.network, [prompt.read.length], 0, int(answers_itself), cost.total)
+    tqdm.write(f"{work} {prompt.read.length} tokens by {prompt.question.method}, {cost}: {takes}")

@@ -10,7 +10,7 @@ from lim_jax._checks import as_path, require_extra
 from lim_jax._terminal import in_one_line
 from lim_jax._text_tables import text_table
 from lim_jax.attribution.answer_comparison import AnswerRecord, compare_answers, read_answers
-from lim_jax.attribution.files import read_contexts, write_compared_answers
+from lim_jax.attribution.files import load_contexts, write_compared_answers
 from lim_jax.cli.arguments import FirstFolder, Out, Overwrite, SecondFolder
 from lim_jax.report.page import write_comparison
 from lim_jax.results.comparison_tables import (
@@ -60,7 +60,7 @@ def compare(
         if answers:
             sentences, rows, figures = _answers(answers, names, folder)
         else:
-            measured = read_contexts(first, "first"), read_contexts(second, "second")
+            measured = load_contexts(first, "first"), load_contexts(second, "second")
             sentences, rows, figures = _profiles(measured, names, folder)
         title = f"{names[1]} minus {names[0]}"
         print(f"== {title}: {sentences[0]} ==", *sentences[1:], text_table(rows), sep="\n")
@@ -81,22 +81,22 @@ def _profiles(
     measured: tuple[MeasuredContexts, MeasuredContexts], names: Names, folder: Path
 ) -> Told:
     """Compare two profiles and write the files; return sentences, table rows and figures."""
-    compared = compare_contexts(*measured)
-    parts = {"influence": compared.whole, "influence_without_queries": compared.without_queries}
+    comparison = compare_contexts(*measured)
+    parts = {"influence": comparison.whole, "influence_without_queries": comparison.without_queries}
     parts = {name: part for name, part in parts.items() if part is not None}
-    records = [record_row(name, shares) for name, shares in compared.shares.items()]
+    records = [record_row(name, shares) for name, shares in comparison.shares.items()]
     columns = FILES["compare, records.csv"]
-    said = finding(compared, names)
-    written = {
-        "finding": said,
+    sentence = finding(comparison, names)
+    document_of_all = {
+        "finding": sentence,
         "first": names[0],
         "second": names[1],
-        "pairs": compared.pairs,
+        "pairs": comparison.pairs,
         **{name: document(part) for name, part in parts.items()},
         "records": [dict(zip(columns, row, strict=True)) for row in records],
     }
-    write_json(folder / "compare.json", written)
-    write_table(folder / "compare.csv", FILES["compare.csv"], by_position(compared.whole))
+    write_json(folder / "compare.json", document_of_all)
+    write_table(folder / "compare.csv", FILES["compare.csv"], by_position(comparison.whole))
     write_table(folder / "records.csv", columns, records)
     titles = {
         "Both densities, and their difference": "",
@@ -104,18 +104,19 @@ def _profiles(
     }
     figures = {}
     for (name, part), (caption, title) in zip(parts.items(), titles.items(), strict=False):
-        drawn = plots.profile.influence_difference(part, names, title)
-        plots.figure_style.save_figure(drawn, folder, name)
+        figure = plots.profile.influence_difference(part, names, title)
+        plots.figure_style.save_figure(figure, folder, name)
         figures[caption] = folder / f"{name}.svg"
-    return [described_pairs(compared), *said.splitlines()], cells(compared, names), figures
+    return [described_pairs(comparison), *sentence.splitlines()], cells(comparison, names), figures
 
 
 def _answers(answers: Sequence[AnswerRecord], names: Names, folder: Path) -> Told:
     """Compare two answers and write the files; return sentences, table rows and no figures."""
-    compared = compare_answers(answers[0], answers[1], names)
-    write_compared_answers(compared, folder)
-    questions = dict.fromkeys(f"“{answer['question']}”" for answer in answers)
-    return [" and ".join(questions), *compared.finding.splitlines()], compared.rows, {}
+    comparison = compare_answers(answers[0], answers[1], names)
+    write_compared_answers(comparison, folder)
+    first, second = (answer["question"] for answer in answers)
+    title = f"“{first}”" if first == second else "two questions"
+    return [title, *comparison.finding.splitlines()], comparison.rows, {}
 
 
 def _pages(first: Path, second: Path) -> list[str]:
@@ -129,7 +130,7 @@ def _pages(first: Path, second: Path) -> list[str]:
 
 def _names(first: Path, second: Path) -> Names:
     """Return the names of two folders, or their whole paths if both have one name."""
-    one = first.resolve().name
-    two = second.resolve().name
-    names = (one, two) if one != two else (str(first), str(second))
+    first_name = first.resolve().name
+    second_name = second.resolve().name
+    names = (first_name, second_name) if first_name != second_name else (str(first), str(second))
     return in_one_line(names[0]), in_one_line(names[1])

@@ -9,11 +9,11 @@ from tqdm import tqdm
 
 from lim_jax._checks import as_int, as_path, require
 from lim_jax.attribution.explanation_run import (
-    ReadContexts,
+    ContextBatch,
+    batch_contexts,
+    count_recorded_contexts,
     explain_contexts,
-    network_and_loss,
-    read_contexts,
-    recorded_contexts,
+    pair_with_loss,
 )
 from lim_jax.attribution.heads import strongest_heads
 from lim_jax.attribution.profile_run import require_fitting
@@ -21,15 +21,15 @@ from lim_jax.attribution.time_budget import (
     FIRST_LOOK,
     TimeBudget,
     choose_contexts,
-    described_contexts,
+    describe_contexts,
     duration,
 )
-from lim_jax.cli.answers import answered, own_answers
+from lim_jax.cli.answers import answer_contexts, own_answer_lines
 from lim_jax.cli.arguments import (
-    Asked,
     Compute,
     Data,
     Download,
+    Loss,
     Memory,
     Model,
     Out,
@@ -54,7 +54,7 @@ ANSWER = 32  # the most tokens of an answer that the model gives itself
 def explain(
     model: tyro.conf.Positional[Model],
     data: Data,
-    loss: Asked = "next-token",
+    loss: Loss = "next-token",
     max_length: int = 512,
     contexts: int | None = None,
     delta: float = 0.2,
@@ -116,33 +116,42 @@ def explain(
         lines = read_prompts(data, opened, loss, max_length)
         tokens = min(FIRST_LOOK, len(lines)) * max(line.length for line in lines)
         opened = network_within(opened, memory=memory, tokens=tokens, unfinished=unfinished)
-        answers = answered(lines, opened, loss, ANSWER)
-        print("".join(f"{line}\n" for line in own_answers(lines, answers, opened)), end="")
+        answers = answer_contexts(lines, opened, loss, ANSWER)
+        print("".join(f"{line}\n" for line in own_answer_lines(lines, answers, opened)), end="")
         network = opened.network
         require_fitting(network, answers)
         order = jax.random.permutation(choice_key, len(answers))[:most].tolist()
-        read = read_contexts([answers[number] for number in order])
-        _require_within(network, read, contexts, depth)
-        regions = common_regions(read.lengths, delta, network.embedding.dtype)
-        asked = network_and_loss(network, read.contexts, loss)
+        batch = batch_contexts([answers[number] for number in order])
+        _require_within(network, batch, contexts, depth)
+        regions = common_regions(batch.lengths, delta, network.embedding.dtype)
+        network_and_loss = pair_with_loss(network, batch.contexts, loss)
         # The clock may choose another number when the run is taken up: the first one holds.
-        known = contexts or recorded_contexts(unfinished)
-        budget = choose_contexts(asked, read.windows, regions, known, read.named)
-        count = budget.contexts
-        asked = asked._replace(weights=asked.weights[:count])
-        read = ReadContexts(read.windows[:count], read.contexts[:count])
-        title = f"{opened.name}, {loss}"
-        print(announced(title, read.lengths, budget, certificates), flush=True)
-        result, mass = explain_contexts(
-            asked, read.windows, regions, explanation_key, depth, certificates, unfinished, tqdm
+        count_of_contexts = contexts or count_recorded_contexts(unfinished)
+        budget = choose_contexts(
+            network_and_loss, batch.windows, regions, count_of_contexts, batch.named
         )
-        heads = strongest_heads(asked, read, tqdm)
-        described = described_contexts(read.lengths)
+        count = budget.contexts
+        network_and_loss = network_and_loss._replace(weights=network_and_loss.weights[:count])
+        batch = ContextBatch(batch.windows[:count], batch.contexts[:count])
+        title = f"{opened.name}, {loss}"
+        print(announcement(title, batch.lengths, budget, certificates), flush=True)
+        result, mass = explain_contexts(
+            network_and_loss,
+            batch.windows,
+            regions,
+            explanation_key,
+            depth,
+            certificates,
+            unfinished,
+            tqdm,
+        )
+        heads = strongest_heads(network_and_loss, batch, tqdm)
+        described = describe_contexts(batch.lengths)
         print(f"\n== {model} on {data}: {described}, loss {loss} ==")
-        report_explanation(result, mass, heads, read.contexts, title, folder)
+        report_explanation(result, mass, heads, batch.contexts, title, folder)
         if html:
             question = f"Why does {opened.name} use what it uses? ({loss})"
-            write_explained_page(result, asked, read, opened, question, folder)
+            write_explained_page(result, network_and_loss, batch, opened, question, folder)
     return 0
 
 
@@ -163,20 +172,22 @@ def _require_options(loss: LossName, max_length: int, delta: float, html: bool) 
 
 
 def _require_within(
-    network: CausalLM, read: ReadContexts, contexts: int | None, depth: int
+    network: CausalLM, batch: ContextBatch, contexts: int | None, depth: int
 ) -> None:
     """Raise ValueError for more contexts than the data have, or a depth that is no layer's."""
     require(
-        contexts is None or contexts <= len(read.windows),
+        contexts is None or contexts <= len(batch.windows),
         "contexts",
         got=f"{contexts}",
-        expected=f"at most {len(read.windows)}, those of the data",
+        expected=f"at most {len(batch.windows)}, those of the data",
         cure="Give more data, or leave --contexts out.",
     )
     as_int(depth, "depth", least=0, most=network.flow.depth - 1, expected="a layer's depth")
 
 
-def announced(title: str, lengths: Sequence[int], budget: TimeBudget, certificates: Judged) -> str:
+def announcement(
+    title: str, lengths: Sequence[int], budget: TimeBudget, certificates: Judged
+) -> str:
     """Say what will be done on contexts of these lengths, and how long it is likely to take."""
     what = "certificates that can decide"
     seconds = budget.seconds
@@ -184,7 +195,7 @@ def announced(title: str, lengths: Sequence[int], budget: TimeBudget, certificat
         what = "all certificates and cone masses"
         seconds += budget.certificate_seconds
     lines = [
-        f"Explaining {title}, on {described_contexts(lengths)}: "
+        f"Explaining {title}, on {describe_contexts(lengths)}: "
         f"density, channels, hops, heads, {what}: about {duration(seconds)}."
     ]
     if len(set(lengths)) > 1:

@@ -8,7 +8,7 @@ import numpy as np
 
 from lim_jax import checkpoints, plots, report
 from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.attribution.explanation_run import ReadContexts
+from lim_jax.attribution.explanation_run import ContextBatch
 from lim_jax.attribution.heads import HeadOfPart, heads_table
 from lim_jax.attribution.parts import MeanShare, context_names, mean_shares, shares_by_context
 from lim_jax.attribution.profile_run import SHOWN, accounts_of_contexts
@@ -64,7 +64,7 @@ def words(result: Explanation, records: Sequence[MeanShare]) -> list[str]:
     )
     lines = [
         sentences.records_finding(records),
-        sentences.finding(influence, rest),
+        sentences.influence_finding(influence, rest),
         *sentences.record_lines(records),
         f"Density at depth {result.depth}, boundary regions of {float(regions.delta):g}:",
         influence_table(influence, rest),
@@ -119,18 +119,18 @@ def _figures(result: Explanation, mass: Estimate | None, title: str) -> dict[str
 
 def write_explained_page(
     result: Explanation,
-    asked: NetworkAndLoss,
-    read: ReadContexts,
+    network_and_loss: NetworkAndLoss,
+    batch: ContextBatch,
     model: LanguageModel,
     title: str,
     out: Path,
 ) -> None:
     """Write explanation.html, which shades every token of the first contexts."""
-    shown = read.contexts[:SHOWN]
-    weights = list(asked.weights[:SHOWN])
-    rows = list(map(np.asarray, read.windows[:SHOWN]))
+    shown = batch.contexts[:SHOWN]
+    weights = list(network_and_loss.weights[:SHOWN])
+    rows = list(map(np.asarray, batch.windows[:SHOWN]))
     accounts = accounts_of_contexts(
-        asked.network, rows, weights, depth=result.depth, loss=asked.loss
+        network_and_loss.network, rows, weights, depth=result.depth, loss=network_and_loss.loss
     )
     report.write_page(
         out / "explanation.html",
@@ -142,6 +142,6 @@ def write_explained_page(
         without_queries=result.without_queries,
         names=context_names(shown),
         spans=[context.spans for context in shown],
-        records=_records(read.contexts, result),
+        records=_records(batch.contexts, result),
     )
     print(f"Wrote explanation.html to {out}.")

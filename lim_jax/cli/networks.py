@@ -1,19 +1,19 @@
 """A network from a terminal: whole in memory, or left in its files where it does not fit."""
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import psutil
 from tqdm import tqdm
 
 from lim_jax import models
 from lim_jax._atomic_files import write_file
 from lim_jax._checks import require_positive
 from lim_jax._terminal import in_one_line
-from lim_jax.attribution.time_budget import duration, measuring_seconds
+from lim_jax.attribution.time_budget import duration, estimate_seconds
 from lim_jax.checkpoints.hub import model_path
 from lim_jax.models import CausalLM, LanguageModel
 
@@ -23,7 +23,6 @@ MUCH = 0.9  # the share of the time above which it saves too little to be said
 PLACEMENT = "weights.txt"
 WHOLE = "in memory"
 FILES = "in their files"
-AVAILABLE = Path("/proc/meminfo")
 
 
 def open_model(model: Path, download: bool, compute: str | None = None) -> LanguageModel:
@@ -57,12 +56,12 @@ def network_within(
     recorded = unfinished / PLACEMENT
     # What an interrupted run measured is of weights that were placed in one way.
     as_before = memory is None and recorded.exists()
-    fits = recorded.read_bytes() == WHOLE.encode() if as_before else needed.whole <= most
+    fits = recorded.read_bytes() == WHOLE.encode() if as_before else needed.in_memory <= most
     placement = WHOLE if fits else f"{FILES}, read a layer at a time"
-    takes = needed.whole if fits else needed.by_layers
+    takes = needed.in_memory if fits else needed.by_layers
     tqdm.write(
         f"Weights stay {placement}: about {takes / GIB:.1f} GiB for {tokens} tokens"
-        + ("." if fits else f", whole {needed.whole / GIB:.1f} of {most / GIB:.1f} GiB.")
+        + ("." if fits else f", whole {needed.in_memory / GIB:.1f} of {most / GIB:.1f} GiB.")
     )
     return model.loaded() if fits else model
 
@@ -75,13 +74,13 @@ def record_placement(items: Iterable, network: CausalLM, unfinished: Path) -> It
         write_file(unfinished / PLACEMENT, placement.encode())
 
 
-def placed_bar(network: CausalLM, unfinished: Path) -> Callable[..., Iterable]:
+def placement_bar(network: CausalLM, unfinished: Path) -> Callable[..., Iterable]:
     """Return a progress bar that records after each context how the weights are placed."""
 
     def bar(items: Sequence[Any], **options: Any) -> Iterable[Any]:
-        of_contexts = options.get("unit") == "context"
+        counts_contexts = options.get("unit") == "context"
         shown = tqdm(items, **options)
-        return record_placement(shown, network, unfinished) if of_contexts else shown
+        return record_placement(shown, network, unfinished) if counts_contexts else shown
 
     return bar
 
@@ -90,23 +89,22 @@ def estimated_time(
     network: CausalLM, lengths: Sequence[int], shown: int, answered: int = 0, cost: int = 3
 ) -> str:
     """Say how long measuring is likely to take; if long, also what bfloat16 would take."""
-    seconds = measuring_seconds(network, lengths, shown, answered, cost)
-    said = f"about {duration(seconds)}."
+    seconds = estimate_seconds(network, lengths, shown, answered, cost)
+    estimate = f"about {duration(seconds)}."
     if seconds < LONG or network.flow.compute is not None:
-        return said
-    half = measuring_seconds(network, lengths, shown, answered, cost, compute="bfloat16")
+        return estimate
+    half = estimate_seconds(network, lengths, shown, answered, cost, compute="bfloat16")
     if half >= MUCH * seconds:
-        return said
-    return f"{said} --compute bfloat16, off by some per cent, would take about {duration(half)}."
+        return estimate
+    return (
+        f"{estimate} --compute bfloat16, off by some per cent, would take about {duration(half)}."
+    )
 
 
 def free_memory() -> int:
-    """Return the free memory of the device, or on a CPU of the machine, in bytes."""
+    """Return the free bytes of the device, or on a CPU of the machine."""
     (device, *_) = jax.local_devices()
     stats: dict[str, Any] = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    if AVAILABLE.exists():
-        lines = dict(line.split(":") for line in AVAILABLE.read_text().splitlines())
-        return 1024 * int(lines["MemAvailable"].split()[0])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return psutil.virtual_memory().available

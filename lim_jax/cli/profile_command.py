@@ -16,20 +16,20 @@ from lim_jax.attribution.methods.method_table import MethodName
 from lim_jax.attribution.parts import context_names
 from lim_jax.attribution.profile_run import SHOWN, Measured, measure, require_fitting
 from lim_jax.attribution.signed_profile import SignedProfile, signed_profile
-from lim_jax.attribution.time_budget import described_contexts
-from lim_jax.cli.answers import answered, own_answers
+from lim_jax.attribution.time_budget import describe_contexts
+from lim_jax.cli.answers import answer_contexts, own_answer_lines
 from lim_jax.cli.arguments import (
-    Asked,
     Compute,
     Data,
     Download,
+    Loss,
     Memory,
     Model,
     Out,
     Overwrite,
     PartsMethod,
 )
-from lim_jax.cli.networks import estimated_time, network_within, open_model, placed_bar
+from lim_jax.cli.networks import estimated_time, network_within, open_model, placement_bar
 from lim_jax.cli.shuffle_command import (
     shuffled_findings,
     shuffled_lines,
@@ -45,7 +45,7 @@ from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.document_orders import ShuffledContexts
 from lim_jax.prompts.prompt_files import read_prompts
 from lim_jax.report.page import require_page_packages
-from lim_jax.report.sentences import finding, record_lines, records_finding, score_lines
+from lim_jax.report.sentences import influence_finding, record_lines, records_finding, score_lines
 from lim_jax.results.context_energies import CELLS
 from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
 from lim_jax.results.two_way import two_way_cells
@@ -57,7 +57,7 @@ GRADIENT = Cost(1, 1)  # of a context's influence
 def profile(
     model: tyro.conf.Positional[Model],
     data: Data,
-    loss: Asked = "next-token",
+    loss: Loss = "next-token",
     method: PartsMethod = None,
     delta: float = 0.2,
     max_length: int = 512,
@@ -120,24 +120,24 @@ def profile(
         unfinished = folder / UNFINISHED
         at_once = max(models.ids.TOKENS_AT_ONCE, *(context.length for context in contexts))
         opened = network_within(opened, memory, at_once, unfinished)
-        read = contexts
-        contexts = answered(contexts, opened, loss, answer_tokens)
+        prompts = contexts
+        contexts = answer_contexts(contexts, opened, loss, answer_tokens)
         require_fitting(opened.network, contexts)
-        described = described_contexts([context.length for context in contexts], shuffle)
+        described = describe_contexts([context.length for context in contexts], shuffle)
         shown = min(SHOWN, len(contexts)) if html else 0
         _announce(opened.network, contexts, method, shown, described, 3 * signed)
-        asked = AskedContexts(opened, data, contexts, lines, loss, described)
-        said = [f"== {model} on {data}: {described}, loss {loss} =="]
-        print(*said, *own_answers(read, contexts, opened), sep="\n")
-        run = Run(unfinished, placed_bar(opened.network, unfinished))
+        task = ProfileTask(opened, data, contexts, lines, loss, described)
+        heading = f"== {model} on {data}: {described}, loss {loss} =="
+        print(heading, *own_answer_lines(prompts, contexts, opened), sep="\n")
+        run = Run(unfinished, placement_bar(opened.network, unfinished))
         if method is None:
-            profile_densities(asked, run, folder, delta=delta, signed=signed, shown=shown)
+            profile_densities(task, run, folder, delta=delta, signed=signed, shown=shown)
         else:
-            profile_parts(asked, run, folder, method)
+            profile_parts(task, run, folder, method)
     return 0
 
 
-class AskedContexts(NamedTuple):
+class ProfileTask(NamedTuple):
     """What is profiled: a model, contexts of a file, and what is asked of them.
 
     Of lines whose documents are shuffled `orders` has each one's contexts, which are among
@@ -153,16 +153,16 @@ class AskedContexts(NamedTuple):
 
 
 def profile_densities(
-    asked: AskedContexts, run: Run, folder: Path, *, delta: float, signed: bool, shown: int
+    task: ProfileTask, run: Run, folder: Path, *, delta: float, signed: bool, shown: int
 ) -> None:
     """Measure densities, print what was found, and write it; the first `shown` are on a page."""
-    network = asked.model.network
+    network = task.model.network
     result = measure(
         network,
-        asked.contexts,
-        asked.loss,
+        task.contexts,
+        task.loss,
         delta=delta,
-        orders=asked.orders,
+        orders=task.orders,
         shown=shown,
         checkpoint=run.checkpoint,
         bar=run.bar,
@@ -171,29 +171,29 @@ def profile_densities(
     if signed:
         by_sign = signed_profile(
             network,
-            asked.contexts,
-            asked.loss,
+            task.contexts,
+            task.loss,
             delta=delta,
-            orders=asked.orders,
+            orders=task.orders,
             checkpoint=run.checkpoint,
             bar=run.bar,
         )
     print(_words(result))
     if by_sign is not None:
         print(by_sign)
-    title = f"{asked.model.name}, {asked.loss}, {asked.described}"
+    title = f"{task.model.name}, {task.loss}, {task.described}"
     write_profile(result, title, folder, by_sign)
     if shown:
-        title = f"What does {asked.model.name} use of {asked.data.name}?"
-        write_profile_page(result, asked.model, asked.loss, title, folder)
+        title = f"What does {task.model.name} use of {task.data.name}?"
+        write_profile_page(result, task.model, task.loss, title, folder)
     print(f"Wrote profile.json, tables and figures to {folder}.")
 
 
-def profile_parts(asked: AskedContexts, run: Run, folder: Path, method: MethodName) -> None:
+def profile_parts(task: ProfileTask, run: Run, folder: Path, method: MethodName) -> None:
     """Score the named parts by a method, print what was found, and write it."""
-    scored = score_contexts(asked.model.network, asked.contexts, asked.loss, method, run)
-    print(scores_finding(scored), *score_lines(scored.records), sep="\n")
-    write_scores(scored, asked.loss, folder)
+    result = score_contexts(task.model.network, task.contexts, task.loss, method, run)
+    print(scores_finding(result), *score_lines(result.records), sep="\n")
+    write_scores(result, task.loss, folder)
     print(f"Wrote profile.json and tables to {folder}. {NO_DENSITY}")
 
 
@@ -232,9 +232,9 @@ def _require_options(
             expected="a loss of one pass",
             cure=cure,
         )
-    for name, given in (("html", html), ("shuffle", shuffle), ("signed", signed)):
+    for name, option in (("html", html), ("shuffle", shuffle), ("signed", signed)):
         require(
-            not given or method is None,
+            not option or method is None,
             name,
             got=f"--{name} with --method {method}",
             expected="one of the two",
@@ -253,7 +253,7 @@ def _require_options(
 def _findings(result: Measured) -> list[str]:
     """Return the sentences on shuffled documents, on named parts and on positions."""
     shuffled = [] if result.shuffled is None else shuffled_findings(result.shuffled)
-    positions = finding(result.influence, result.without_queries)
+    positions = influence_finding(result.influence, result.without_queries)
     return [line for line in (*shuffled, records_finding(result.records), positions) if line]
 
 
@@ -278,8 +278,10 @@ def write_profile(
     for name, influence in result.influences.items():
         plots.figure_style.save_figure(plots.influence_profile(influence, title), folder, name)
     if signed is not None:
-        drawn = plots.profile.signed_density(signed.density, signed.regions, signed.contexts, title)
-        plots.figure_style.save_figure(drawn, folder, "signed")
+        figure = plots.profile.signed_density(
+            signed.density, signed.regions, signed.contexts, title
+        )
+        plots.figure_style.save_figure(figure, folder, "signed")
 
 
 def write_profile_page(

@@ -64,10 +64,10 @@ def _keep_in(folder: Path) -> None:
 
 def _make_room(folder: Path) -> None:
     """Remove the programs that were used longest ago until the others take at most `MOST` bytes."""
-    kept = 0
+    kept_bytes = 0
     with suppress(FileNotFoundError):  # another command makes room too
         files = [(path.stat(), path) for path in folder.glob("*-cache")]
         for file, path in sorted(files, key=lambda pair: -max(pair[0].st_atime, pair[0].st_mtime)):
-            kept += file.st_size
-            if kept > MOST:
+            kept_bytes += file.st_size
+            if kept_bytes > MOST:
                 path.unlink()

@@ -63,7 +63,10 @@ def rates(
 
 def _report_rates(rows: Sequence[Row], curves: Mapping[str, Sequence[Curve]], out: Path) -> int:
     """Write, draw and print the studies; return 1 if one is not as expected, else 0."""
-    costs = {name: [curve._asdict() for curve in of_cost] for name, of_cost in curves.items()}
+    costs = {
+        name: [curve._asdict() for curve in curves_of_cost]
+        for name, curves_of_cost in curves.items()
+    }
     write_json(out / "rates.json", {"rates": [row.record() for row in rows], "costs": costs})
     errors = (
         (row.name, *columns)
@@ -72,12 +75,12 @@ def _report_rates(rows: Sequence[Row], curves: Mapping[str, Sequence[Curve]], ou
     )
     write_table(out / "rates.csv", ("study", "refinement", "error", "bound"), errors)
     for topic in dict.fromkeys(row.topic for row in rows):
-        of_topic = [row for row in rows if row.topic == topic]
+        rows_of_topic = [row for row in rows if row.topic == topic]
         file = re.sub(r"[^\w-]+", "_", topic).strip("_")  # a topic may hold a formula
-        plots.figure_style.save_figure(plots.convergence_rates(of_topic, topic), out, file)
-    for name, of_cost in curves.items():
+        plots.figure_style.save_figure(plots.convergence_rates(rows_of_topic, topic), out, file)
+    for name, curves_of_cost in curves.items():
         plots.figure_style.save_figure(
-            plots.error_against_cost(of_cost, COSTS[name]), out, f"cost_{name}"
+            plots.error_against_cost(curves_of_cost, COSTS[name]), out, f"cost_{name}"
         )
     print(rates_table(list(rows)))
     missed = [row.name for row in rows if not row.agrees]

@@ -11,7 +11,12 @@ from tqdm import tqdm
 from lim_jax import paper, plots
 from lim_jax.cli.arguments import Out, Overwrite, Unnamed
 from lim_jax.paper.outcomes import Section4, summary
-from lim_jax.paper.printed_figures import Comparison, beyond_the_paper, compare, comparison_table
+from lim_jax.paper.printed_figures import (
+    Comparison,
+    beyond_the_paper,
+    compare_with_printed,
+    comparison_table,
+)
 from lim_jax.results.run_folder import run_folder
 from lim_jax.results.tables import write_json, write_table
 
@@ -42,7 +47,7 @@ def _report_section4(results: Section4, numbers: dict[str, Any], out: Path) -> i
         plots.simulation_probe_errors,
     ):
         plots.figure_style.save_figure(draw(results), out, draw.__name__)
-    comparisons = compare(numbers)
+    comparisons = compare_with_printed(numbers)
     write_table(out / "section4.csv", Comparison._fields, comparisons)
     print(comparison_table(comparisons))
     print(beyond_the_paper(numbers))
@@ -60,12 +65,12 @@ def counterexamples(out: Unnamed = None, overwrite: Overwrite = False) -> int:
     Args:
         out: A folder for counterexamples.json, if the numbers are to be kept.
     """
-    kept = run_folder(out, "counterexamples", {}, overwrite=overwrite) if out else nullcontext()
-    with kept as folder:
+    output = run_folder(out, "counterexamples", {}, overwrite=overwrite) if out else nullcontext()
+    with output as folder:
         with jax.enable_x64(True):
             examples = [example._asdict() for example in paper.counterexamples()]
         for example in examples:
-            values = {name: of_it.tolist() for name, of_it in example["numbers"].items()}
+            values = {name: numbers.tolist() for name, numbers in example["numbers"].items()}
             print(f'"{example["slogan"]}"  No: {example["because"]}')
             for name, numbers in values.items():
                 print(f"    {name}: {'  '.join(f'{number:.4g}' for number in numbers)}")

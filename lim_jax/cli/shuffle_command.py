@@ -18,14 +18,14 @@ SHOWN = 8  # documents of a table that is printed
 
 
 def shuffled_lines(
-    data: Path, model: LanguageModel, asked: LossName, max_length: int, orders: int, foil: str = ""
+    data: Path, model: LanguageModel, loss: LossName, max_length: int, orders: int, foil: str = ""
 ) -> list[ShuffledContexts]:
     """Read the lines of a file, and lay each out in its own orders, the same at every run."""
     tokenizer = model.tokenizer
     lines = read_lines(data, model.chat_template, foil)
     first = max(2, len(lines[0].documents))  # where there are fewer, `shuffled` raises
     return [
-        shuffled(line, cyclic_orders(first, orders, (0, number)), tokenizer, asked, max_length)
+        shuffled(line, cyclic_orders(first, orders, (0, number)), tokenizer, loss, max_length)
         for number, line in enumerate(lines)
     ]
 
@@ -34,9 +34,9 @@ def shuffled_findings(result: ShuffledShares) -> list[str]:
     """Say what is due to documents and to places, and over what the errors are."""
     contexts = result.effects.contexts
     orders = result.effects.orders
-    of_errors = f"Errors are over {contexts} lines, each of them averaged over {orders} orders."
+    on_errors = f"Errors are over {contexts} lines, each of them averaged over {orders} orders."
     if contexts == 1:
-        of_errors = (
+        on_errors = (
             f"Errors are over {orders} orders of one line, and say nothing about others: "
             "they take for noise what place and document do together."
         )
@@ -48,7 +48,7 @@ def shuffled_findings(result: ShuffledShares) -> list[str]:
             "not one document."
         ]
     )
-    return [*others, *two_way_in_words(result.effects, result.names).splitlines(), of_errors]
+    return [*others, *two_way_in_words(result.effects, result.names).splitlines(), on_errors]
 
 
 def shuffled_table(result: ShuffledShares) -> str:

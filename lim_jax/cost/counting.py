@@ -29,7 +29,7 @@ def _count(
     program: ClosedJaxpr | Jaxpr, arguments: Sequence[Known], iterations: int
 ) -> tuple[int, list[Known]]:
     """Count a program's operations in all iterations; return them and the known results."""
-    jaxpr = _open(program)
+    jaxpr = _jaxpr_of(program)
     known = dict(zip(jaxpr.invars, arguments, strict=True))
 
     def read(atom: Any) -> Known:
@@ -66,7 +66,7 @@ def _count_equation(
     if "callback" in name:  # a check of values, of the host's own Python
         return 0, unknown
     if not inside:
-        return 0, _evaluated(equation, inputs, iterations)
+        return 0, _evaluate(equation, inputs, iterations)
     if len(inside) == 1 and _is_called(inside[0], equation):
         return _count(inside[0], inputs, iterations)
     return sum(_count_unknown(program, iterations) for program in inside), unknown
@@ -74,7 +74,7 @@ def _count_equation(
 
 def _is_called(program: ClosedJaxpr | Jaxpr, equation: JaxprEqn) -> bool:
     """Tell whether a program takes an equation's own inputs; a reduction's takes two numbers."""
-    return _shapes(_open(program).invars) == _shapes(equation.invars)
+    return _shapes(_jaxpr_of(program).invars) == _shapes(equation.invars)
 
 
 def _shapes(variables: Sequence[Any]) -> list[tuple]:
@@ -82,15 +82,15 @@ def _shapes(variables: Sequence[Any]) -> list[tuple]:
 
 
 def _count_unknown(program: ClosedJaxpr | Jaxpr, iterations: int) -> int:
-    return _count(program, [None] * len(_open(program).invars), iterations)[0]
+    return _count(program, [None] * len(_jaxpr_of(program).invars), iterations)[0]
 
 
 def _product_operations(equation: JaxprEqn) -> int:
     """Count the multiplications and additions of one matrix product."""
     (contracted, _), _ = equation.params["dimension_numbers"]
-    left: Any = equation.invars[0].aval
+    first: Any = equation.invars[0].aval
     out: Any = equation.outvars[0].aval
-    return 2 * out.size * math.prod(left.shape[axis] for axis in contracted)
+    return 2 * out.size * math.prod(first.shape[axis] for axis in contracted)
 
 
 def _count_scan(
@@ -101,41 +101,43 @@ def _count_scan(
     length = equation.params["length"]
     # JAX's versions name differently how many inputs are of which kind: constants, then what is
     # carried, then what is scanned, of which alone a step takes slices.
-    program = _open(body)
-    carried = len(equation.outvars) - _sliced(equation.outvars, program.outvars)
-    kept = len(inputs) - _sliced(equation.invars, program.invars) - carried
-    constants = inputs[:kept]
-    scanned = inputs[kept + carried :]
-    carry: list[Known] = [None] * carried
-    if all(value is None for value in scanned):  # all steps are alike
-        steps, results = _count(body, [*constants, *carry, *scanned], iterations)
+    program = _jaxpr_of(body)
+    num_carried = len(equation.outvars) - _count_sliced(equation.outvars, program.outvars)
+    num_constants = len(inputs) - _count_sliced(equation.invars, program.invars) - num_carried
+    constants = inputs[:num_constants]
+    scan_inputs = inputs[num_constants + num_carried :]
+    carry: list[Known] = [None] * num_carried
+    if all(value is None for value in scan_inputs):  # all steps are alike
+        steps, results = _count(body, [*constants, *carry, *scan_inputs], iterations)
         return length * steps, [None] * len(results)
-    repeated = [_repeated(value, length) for value in constants]
-    slices = [v if v is None else v.reshape(-1, *v.shape[2:]) for v in scanned]
-    total, results = _count(body, [*repeated, *carry, *slices], length * iterations)
-    stacked = [v if v is None else v.reshape(-1, length, *v.shape[1:]) for v in results[carried:]]
-    return total, [*carry, *stacked]
+    constants_by_step = [_repeat(value, length) for value in constants]
+    slices = [v if v is None else v.reshape(-1, *v.shape[2:]) for v in scan_inputs]
+    total, results = _count(body, [*constants_by_step, *carry, *slices], length * iterations)
+    stacks = [
+        v if v is None else v.reshape(-1, length, *v.shape[1:]) for v in results[num_carried:]
+    ]
+    return total, [*carry, *stacks]
 
 
-def _sliced(stacked: Sequence[Any], slices: Sequence[Any]) -> int:
+def _count_sliced(stacked: Sequence[Any], slices: Sequence[Any]) -> int:
     pairs = zip(_shapes(stacked), _shapes(slices), strict=True)
-    return sum(len(whole) > len(part) for whole, part in pairs)
+    return sum(len(stack) > len(slice_) for stack, slice_ in pairs)
 
 
 def _count_branches(branches: Sequence[ClosedJaxpr], inputs: list[Known], iterations: int) -> int:
     """Count the branches that a known index takes; of an unknown index the costliest."""
-    taken, *inputs = inputs
-    if taken is None:
+    branch_index, *inputs = inputs
+    if branch_index is None:
         return max(_count(branch, inputs, iterations)[0] for branch in branches)
     total = 0
     for index, branch in enumerate(branches):
-        where = taken == index
-        chosen = [value if value is None else value[where] for value in inputs]
-        total += _count(branch, chosen, int(where.sum()))[0] if where.any() else 0
+        where = branch_index == index
+        branch_inputs = [value if value is None else value[where] for value in inputs]
+        total += _count(branch, branch_inputs, int(where.sum()))[0] if where.any() else 0
     return total
 
 
-def _evaluated(equation: JaxprEqn, inputs: list[Known], iterations: int) -> list[Known]:
+def _evaluate(equation: JaxprEqn, inputs: list[Known], iterations: int) -> list[Known]:
     """Compute integers from known ones; without inputs (a counter's `iota`) in all iterations."""
     known = [value for value in inputs if value is not None]
     integers = all(_is_integer(variable.aval, iterations) for variable in equation.outvars)
@@ -161,12 +163,12 @@ def _in_all(value: Any, iterations: int) -> np.ndarray:
     return np.broadcast_to(np.asarray(value), (iterations, *np.shape(value)))
 
 
-def _repeated(value: Known, times: int) -> Known:
+def _repeat(value: Known, times: int) -> Known:
     """Repeat a known value for every step of a scan; return None if it gets too large."""
     if value is None or value.size * times > MOST_KNOWN:
         return None
     return np.repeat(value, times, axis=0)
 
 
-def _open(program: ClosedJaxpr | Jaxpr) -> Jaxpr:
+def _jaxpr_of(program: ClosedJaxpr | Jaxpr) -> Jaxpr:
     return program.jaxpr if isinstance(program, ClosedJaxpr) else program

@@ -77,10 +77,10 @@ def job_cost(job: Callable[..., Any], *arguments: PyTree) -> Cost:
     leaves = jax.tree.map(_shape, arguments)
     shapes, static = eqx.partition(leaves, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
 
-    def of_shapes(shapes: PyTree) -> PyTree:
+    def arrays_of_job(shapes: PyTree) -> PyTree:
         return eqx.filter(job(*eqx.combine(shapes, static)), eqx.is_array)
 
-    traced = jax.jit(of_shapes).trace(shapes)
+    traced = jax.jit(arrays_of_job).trace(shapes)
     analysis = traced.lower().compile().memory_analysis()
     if analysis is None:
         raise RuntimeError("The compiler of this platform gives no account of memory.")

@@ -165,16 +165,16 @@ def influence_stream(
         ) from None
     size = require_pair(loss, first)[0].shape[0]
 
-    def measured(batch: Batch) -> Influence:
-        filled, counts = _filled(loss, batch, size)
+    def measure(batch: Batch) -> Influence:
+        filled, counts = _fill_batch(loss, batch, size)
         result = _influence(loss, params, filled, counts, regions, keep_examples)
         energies = result.example_energies
         energies = None if energies is None else energies[: len(batch[0])]
         return replace(result, example_energies=energies)
 
-    drawn = chain([first], remaining)
+    all_batches = chain([first], remaining)
     if checkpoint is None:
-        return reduce(Influence.merge, map(measured, drawn))
+        return reduce(Influence.merge, map(measure, all_batches))
     named = run != ""
     about = {
         "function": "influence_stream",
@@ -184,12 +184,12 @@ def influence_stream(
         "parameters": digest((loss, params, regions), named=named),
     }
     return reduced(
-        measured,
+        measure,
         Influence.merge,
-        drawn,
+        all_batches,
         checkpoint,
         about,
-        lambda kept: Influence(regions, *kept),
+        lambda saved: Influence(regions, *saved),
         named=named,
     )
 
@@ -202,7 +202,7 @@ def _regions_on(grid: Grid, regions: Regions | None) -> Regions:
     return regions
 
 
-def _filled(loss: Loss, batch: Batch, size: int) -> tuple[PyTree, Bool[np.ndarray, " filled"]]:
+def _fill_batch(loss: Loss, batch: Batch, size: int) -> tuple[PyTree, Bool[np.ndarray, " filled"]]:
     """Repeat the last example up to a size, and mark the examples that count."""
     require_pair(loss, batch)
     count = batch[0].shape[0]
@@ -227,4 +227,4 @@ def _influence(
     """Compute the influence over the examples that count, by one gradient each."""
     energies = adjoint_energies(loss, params, batch, regions.grid)
     counts = jnp.ones(energies.shape[0], bool) if counts is None else jnp.asarray(counts)
-    return Influence._of_counted(energies, counts, regions, keep_examples)
+    return Influence._from_energies(energies, counts, regions, keep_examples)

@@ -74,7 +74,8 @@ def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indi
     .. math:: \mathsf{LIM} = \frac{\Delta}{\min(\bar m_L, \bar m_R) + \varepsilon_0},\qquad
               \mathsf{SC} = \frac{\Delta}{\min(\bar m_L, \bar m_R) + \bar m_M + \varepsilon_0}
 
-    `eq:gd-lim-gap`, `eq:gd-lim-index`, `eq:gd-lim-symmetric-contrast`. NaN passes on.
+    `eq:gd-lim-gap`, `eq:gd-lim-index`, `eq:gd-lim-symmetric-contrast`. Of averages that are all
+    zero LIM and SC are zero, also where :math:`\varepsilon_0` is. NaN passes on.
 
     Parameters
     ----------
@@ -108,8 +109,14 @@ def indices(averages: Float[Array, "3"], epsilon: Scalar | float = 1e-8) -> Indi
     left, middle, right = averages
     boundary = jnp.minimum(left, right)
     gap = boundary - middle
-    lim = gap / (boundary + epsilon)
-    return Indices(left, middle, right, gap, lim, gap / (boundary + middle + epsilon))
+    lim = _ratio(gap, boundary + epsilon)
+    contrast = _ratio(gap, boundary + middle + epsilon)
+    return Indices(left, middle, right, gap, lim, contrast)
+
+
+def _ratio(part: Scalar, whole: Scalar) -> Scalar:
+    """Divide two numbers; return zero where both are zero."""
+    return part / jnp.where((part == 0) & (whole == 0), 1, whole)
 
 
 class Influence(eqx.Module):
@@ -207,10 +214,10 @@ class Influence(eqx.Module):
             "come from, and pass squares of adjoints."
         )
         energies = error_if(energies, ~((energies >= 0) & (energies < jnp.inf)), message)
-        return cls._of_counted(energies, jnp.ones(len(energies), bool), regions, keep_examples)
+        return cls._from_energies(energies, jnp.ones(len(energies), bool), regions, keep_examples)
 
     @classmethod
-    def _of_counted(
+    def _from_energies(
         cls,
         energies: Float[Array, "examples length"],
         counts: Bool[Array, " examples"],
@@ -226,16 +233,16 @@ class Influence(eqx.Module):
         # A sum, which accelerators take in full precision: a product's rounding is no deviation.
         totals = jnp.sum(deviations * regions.kept_weights[None, :], axis=1)
         profile = mean / _or_one(regions.kept_weights @ mean)
-        own = deviations - totals[:, None] * profile[None, :]
-        regional = own @ regions.weights.T
+        changes = deviations - totals[:, None] * profile[None, :]
+        regional = changes @ regions.weights.T
         return cls(
             regions,
             count,
             mean,
             jnp.sum(deviations**2, axis=0),
             jnp.sum(totals**2),
-            jnp.sum(own**2, axis=0),
-            totals @ own,
+            jnp.sum(changes**2, axis=0),
+            totals @ changes,
             regional.T @ regional,
             unit,
             energies if keep_examples else None,
@@ -374,9 +381,13 @@ class Influence(eqx.Module):
         total = _or_one(self.total)
         changes = energies - self.energy[None, :]
         totals = (changes @ weights)[:, None]
-        own = changes - totals * (self.energy / total)[None, :]
-        of_indices = (own / self.unit) @ self.regions.weights.T @ self._slopes(1e-8).T
-        return jnp.concatenate([jnp.where(self._kept, own / total, 0), totals, of_indices], axis=1)
+        density_changes = changes - totals * (self.energy / total)[None, :]
+        index_changes = (
+            (density_changes / self.unit) @ self.regions.weights.T @ self._slopes(1e-8).T
+        )
+        return jnp.concatenate(
+            [jnp.where(self._kept, density_changes / total, 0), totals, index_changes], axis=1
+        )
 
     def _slopes(self, epsilon: Scalar | float) -> Float[Array, "6 3"]:
         """Differentiate `indices` in regional integrals of energies over the unit, at fixed Z."""
@@ -409,7 +420,7 @@ class Influence(eqx.Module):
         expected = f"influence over {in_a_line(regions)}"
         cure = "Measure both with the same regions, which contexts of two lengths do not have."
         require(bool(regions == theirs), "other", got=got, expected=expected, cure=cure)
-        examples = _joined(self.example_energies, other.example_energies)
+        examples = _concatenate(self.example_energies, other.example_energies)
         pooled = self._without_examples._pooled(other._without_examples)
         return replace(pooled, example_energies=examples)
 
@@ -424,23 +435,23 @@ class Influence(eqx.Module):
 
     def _about(self, mean: Float[Array, " length"], unit: Scalar) -> tuple[Array, ...]:
         """Return the scatters about another mean and its profile, in another unit."""
-        kept = self.regions.kept_weights
+        kept_weights = self.regions.kept_weights
         weights = self.regions.weights
         shift = (self.energy - mean) / unit
         total = self.total / unit
-        of_total = jnp.sum(kept * shift)
-        apart = self.energy / _or_one(self.total) - mean / _or_one(kept @ mean)
+        total_shift = jnp.sum(kept_weights * shift)
+        profile_shift = self.energy / _or_one(self.total) - mean / _or_one(kept_weights @ mean)
         ratio = (self.unit / unit) ** 2
         cross = ratio * self.cross_scatter
         totals = ratio * self.total_scatter
         squares = totals + self.count * total**2  # of Z_b, not of its deviations
-        across = jnp.outer(weights @ cross, weights @ apart)
-        along = weights @ apart
+        across = jnp.outer(weights @ cross, weights @ profile_shift)
+        along = weights @ profile_shift
         return (
             ratio * self.energy_scatter + self.count * shift**2,
-            totals + self.count * of_total**2,
-            ratio * self.density_scatter + 2 * apart * cross + apart**2 * squares,
-            cross + apart * (totals + self.count * total * of_total),
+            totals + self.count * total_shift**2,
+            ratio * self.density_scatter + 2 * profile_shift * cross + profile_shift**2 * squares,
+            cross + profile_shift * (totals + self.count * total * total_shift),
             ratio * self.regional_scatter + across + across.T + jnp.outer(along, along) * squares,
         )
 
@@ -469,10 +480,10 @@ class Influence(eqx.Module):
             f"delta = {float(self.regions.delta):g}"
         )
         if left_out:
-            shown = list(map(str, left_out[:SHOWN]))
+            names = list(map(str, left_out[:SHOWN]))
             if len(left_out) > SHOWN:
-                shown.append("...")
-            head += f", {len(left_out)} left out ({', '.join(shown)})"
+                names.append("...")
+            head += f", {len(left_out)} left out ({', '.join(names)})"
         if float(numbers[2]) == 0:
             head += "\nno position matters: all energies are zero"
         elif bool(alike):
@@ -541,16 +552,16 @@ def number_lines(
     indices: Indices, index_errors: Indices, total: Scalar, total_error: Scalar
 ) -> list[str]:
     """Lay out regional averages, indices and total, each with its error."""
-    left, middle, right, gap, lim, contrast = map(_spelt, indices, index_errors)
+    left, middle, right, gap, lim, contrast = map(_with_error, indices, index_errors)
     return [
         " " * 8 + "".join(f"{region:>19s}" for region in Indices._fields[:3]),
         "density " + "".join(f"{words:>19s}" for words in (left, middle, right)),
         f"gap {gap}   LIM {lim}   contrast {contrast}",
-        f"total {_spelt(total, total_error)}",
+        f"total {_with_error(total, total_error)}",
     ]
 
 
-def _spelt(value: Scalar, error: Scalar) -> str:
+def _with_error(value: Scalar, error: Scalar) -> str:
     return f"{float(value):.3g} ± {float(error):.3g}"
 
 
@@ -565,7 +576,7 @@ def all_known(result: PyTree) -> bool:
     return all(isinstance(leaf, ARRAYS) and not isinstance(leaf, Tracer) for leaf in leaves)
 
 
-def _joined(
+def _concatenate(
     first: Float[Array, "_ length"] | None, second: Float[Array, "_ length"] | None
 ) -> Float[Array, "_ length"] | None:
     """Concatenate energies, on the host if known, so that no number of examples is compiled for."""

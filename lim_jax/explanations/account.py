@@ -25,7 +25,7 @@ from lim_jax.network.kv_cache import has_kv_cache
 from lim_jax.network.slots import State
 
 Scalar = Float[Array, ""]
-Profile = Float[Array, " length"]
+PerPosition = Float[Array, " length"]
 
 FEW = 8  # Rows by themselves take whole rows of attention: an eighth of them costs less than all.
 HOPS = ("0 hops", "1 hop", "2 hops", "3 or more hops")
@@ -53,7 +53,7 @@ class TokenBreakdown(NamedTuple):
     """
 
     loss: Scalar
-    query_weights: Profile
+    query_weights: PerPosition
     channels: Float[Array, "3 length"]
     hops: Float[Array, "hops length"]
     heads: Float[Array, "layers heads"]
@@ -130,17 +130,17 @@ def account_of_context(
     depth = as_depth(depth, model.flow)
     loss = as_loss_of_logits(loss)
     size = padded_size(model, length)
-    asked = asked_of_windows(model, np.asarray(window)[None], query_weights, size)
+    targets = targets_of_windows(model, np.asarray(window)[None], query_weights, size)
     ids = jax.device_put(np.pad(np.asarray(window)[:-1], (0, size - length)))
-    one = jax.tree.map(lambda leaf: leaf[0], asked)
-    parts = parts_of_ids(model, ids, one, depth, loss, progress)
+    target = jax.tree.map(lambda leaf: leaf[0], targets)
+    parts = parts_of_ids(model, ids, target, depth, loss, progress)
     weights = jnp.asarray(query_weights).astype(model.embedding.dtype)
-    channels, hops, heads, by_depth = _of_length(parts, length)
+    channels, hops, heads, by_depth = _without_padding(parts, length)
     account = TokenBreakdown(parts.loss, weights, channels, hops, heads, by_depth)
     return check_finite(account, (), parts.loss[None], by_depth)
 
 
-def asked_of_windows(
+def targets_of_windows(
     model: CausalLM,
     windows: Int[Array | np.ndarray, "examples tokens"] | Sequence[Any],
     query_weights: Float[Array | np.ndarray, "*examples length"] | Sequence[Any],
@@ -152,19 +152,19 @@ def asked_of_windows(
     weights = [
         np.asarray(query_weights if shared else query_weights[n]) for n in range(len(targets))
     ]
-    places = [np.flatnonzero(row) for row in weights]
+    positions = [np.flatnonzero(row) for row in weights]
     most = max(map(len, targets)) if padded is None else padded
-    size = min(most, padded_length(max(1, *map(len, places))))
+    size = min(most, padded_length(max(1, *map(len, positions))))
 
-    def asked(rows: Sequence[np.ndarray]) -> np.ndarray:
+    def at_queries(rows: Sequence[np.ndarray]) -> np.ndarray:
         """Return the rows' entries at these positions, padded with zeros to one size."""
         return np.stack(
-            [np.pad(row[at], (0, size - len(at))) for row, at in zip(rows, places, strict=True)]
+            [np.pad(row[at], (0, size - len(at))) for row, at in zip(rows, positions, strict=True)]
         )
 
     every = [np.arange(len(row)) for row in targets]
-    chosen = asked(weights).astype(model.embedding.dtype)
-    return Targets(*jax.device_put((asked(targets), chosen, asked(every))))
+    query_weights_there = at_queries(weights).astype(model.embedding.dtype)
+    return Targets(*jax.device_put((at_queries(targets), query_weights_there, at_queries(every))))
 
 
 def as_depth(depth: Any, flow: ResidualFlow) -> int:
@@ -185,7 +185,7 @@ class ContextParts(NamedTuple):
     head_energies: Float[Array, "layers heads"]
     by_depth: Float[Array, "times length"]
     growths: Float[Array, " depth"]  # |P_j - P_{j+1}| / |P_{j+1}| of every layer j
-    met: tuple[State, State]  # the state and the covector that attention meets in layer k
+    attention_input: tuple[State, State]  # the state and the covector there, in layer k
 
 
 class _Sweep(NamedTuple):
@@ -196,7 +196,7 @@ class _Sweep(NamedTuple):
     few: SparseRows | None
     cone: State
     local: State
-    met: tuple[State, State]
+    attention_input: tuple[State, State]
 
 
 def parts_of_context(
@@ -206,11 +206,11 @@ def parts_of_context(
     grid: Grid,
     depth: int,
     progress: Callable[[list], Iterable] = iter,
-    places: Int[Array, " places"] | None = None,
+    positions: Int[Array, " places"] | None = None,
 ) -> ContextParts:
     """Split one context's adjoint into its parts, in one sweep back with a program per layer.
 
-    At the few `places` that ask alone the covector of no hops is not zero, which saves a fourth.
+    At the few `positions` that ask alone the covector of no hops is not zero, which saves a fourth.
     """
     require_attention(flow)
     x, y = example
@@ -222,19 +222,19 @@ def parts_of_context(
     for number in islice(steps, flow.depth):
         ahead = _ahead(flow, jnp.asarray(number), states[-1], grid)
         states.append(jax.block_until_ready(ahead))
-    loss, sweep = _ended(terminal_loss, states[-1], y, grid, places)
+    loss, sweep = _begin_sweep(terminal_loss, states[-1], y, grid, positions)
     terminal = sweep.covector
     for number in steps:
-        apart = number >= depth
+        separate = number >= depth
         at = (jnp.asarray(number), states[number])
-        sweep, of_layer = jax.block_until_ready(_back(flow, sweep, *at, grid, apart))
-        back.append(of_layer)
-    collected = _collected(terminal, sweep, back, depth)
-    return ContextParts(loss, states[depth], states[-1], *collected, sweep.met)
+        sweep, layer_numbers = jax.block_until_ready(_back(flow, sweep, *at, grid, separate))
+        back.append(layer_numbers)
+    fields = _collect_parts(terminal, sweep, back, depth)
+    return ContextParts(loss, states[depth], states[-1], *fields, sweep.attention_input)
 
 
 @filter_jit
-def _collected(
+def _collect_parts(
     terminal: State, sweep: _Sweep, back: list, depth: int
 ) -> tuple[Array, Array, Array, Array, Array]:
     """Return the fields of `ContextParts` from `vectors` to `growths`.
@@ -257,44 +257,51 @@ def _ahead(flow: ResidualFlow, number: Int[Array, ""], x: State, grid: Grid) -> 
 
 
 @cached_jit
-def _ended(
+def _begin_sweep(
     terminal_loss: Callable[[State, Any], Scalar],
     last: State,
     y: Any,
     grid: Grid,
-    places: Int[Array, " places"] | None,
+    positions: Int[Array, " places"] | None,
 ) -> tuple[Scalar, _Sweep]:
     """Compute the terminal loss, and the sweep that begins with its covector."""
     loss, gradient = jax.value_and_grad(terminal_loss)(last, y)
     terminal = gradient / grid.weights[:, None]
     still = jnp.zeros_like(gradient)
     hops = jnp.zeros((len(HOPS), *last.shape), terminal.dtype)
-    if places is None:
+    if positions is None:
         return loss, _Sweep(terminal, hops.at[0].set(terminal), None, still, still, (still, still))
-    # A place that is named twice has its row in shares.
-    named = jnp.zeros(len(last), terminal.dtype).at[places].add(1)
-    few = SparseRows(places, terminal[places] / named[places][:, None])
+    # A position that is named twice has its row in shares.
+    counts = jnp.zeros(len(last), terminal.dtype).at[positions].add(1)
+    few = SparseRows(positions, terminal[positions] / counts[positions][:, None])
     return loss, _Sweep(terminal, hops[1:], few, still, still, (still, still))
 
 
 @filter_jit
 def _back(
-    flow: ResidualFlow, sweep: _Sweep, number: Int[Array, ""], state: State, grid: Grid, apart: bool
-) -> tuple[_Sweep, tuple[Profile, Float[Array, " heads"], Scalar]]:
+    flow: ResidualFlow,
+    sweep: _Sweep,
+    number: Int[Array, ""],
+    state: State,
+    grid: Grid,
+    separate: bool,
+) -> tuple[_Sweep, tuple[PerPosition, Float[Array, " heads"], Scalar]]:
     """Pull a sweep back through a layer; return its energies, its heads' and its growth too."""
     before = sweep.covector
-    moved = _taken_apart if apart else _passed
+    pull = _pull_parts if separate else _pull_covector
 
     def back(layer: tuple[Any, Scalar]) -> tuple[_Sweep, Float[Array, " heads"]]:
-        return moved(flow, sweep, layer, state, grid)
+        return pull(flow, sweep, layer, state, grid)
 
     sweep, heads = flow.at_layer(back, number, state.dtype)
-    sizes = [jnp.sqrt(inner(one, one, grid)) for one in (sweep.covector - before, before)]
+    sizes = [
+        jnp.sqrt(inner(vectors, vectors, grid)) for vectors in (sweep.covector - before, before)
+    ]
     growth = jnp.where(sizes[1] > 0, sizes[0] / jnp.where(sizes[1] > 0, sizes[1], 1), 0)
     return sweep, (squares(sweep.covector), heads, growth)
 
 
-def _taken_apart(
+def _pull_parts(
     flow: ResidualFlow, sweep: _Sweep, layer: tuple[Any, Scalar], state: State, grid: Grid
 ) -> tuple[_Sweep, Float[Array, " heads"]]:
     """Pull a covector and its parts back through a layer, with the energy that each head adds."""
@@ -302,22 +309,24 @@ def _taken_apart(
     cone = sum(stage.parts.kernel for stage in stages)
     local = sum(stage.parts.local for stage in stages)
     readers = [stage for stage in stages if stage.heads is not None]
-    met = (readers or stages)[0].state, (readers or stages)[0].covector
-    added = [squares(stage.heads) @ grid.weights for stage in readers if stage.heads is not None]
-    heads = jnp.concatenate([*added, jnp.zeros(most_heads(flow), state.dtype)])
+    attention_input = (readers or stages)[0].state, (readers or stages)[0].covector
+    energies = [squares(stage.heads) @ grid.weights for stage in readers if stage.heads is not None]
+    heads = jnp.concatenate([*energies, jnp.zeros(most_heads(flow), state.dtype)])
     covector = sweep.covector + cone + local
-    moved = _Sweep(covector, hops, few, sweep.cone + cone, sweep.local + local, met)
-    return moved, heads[: most_heads(flow)]
+    sweep_before = _Sweep(
+        covector, hops, few, sweep.cone + cone, sweep.local + local, attention_input
+    )
+    return sweep_before, heads[: most_heads(flow)]
 
 
-def _passed(
+def _pull_covector(
     flow: ResidualFlow, sweep: _Sweep, layer: tuple[Any, Scalar], state: State, grid: Grid
 ) -> tuple[_Sweep, Float[Array, " heads"]]:
     """Pull the covector alone back through a layer, with zeros in place of heads' energies."""
     stages = pull_back_stages(flow, layer, state, sweep.covector, grid)
-    added = sum(stage.parts.local + stage.parts.kernel for stage in stages)
-    moved = sweep._replace(covector=sweep.covector + added)
-    return moved, jnp.zeros(most_heads(flow), sweep.covector.dtype)
+    change = sum(stage.parts.local + stage.parts.kernel for stage in stages)
+    sweep_before = sweep._replace(covector=sweep.covector + change)
+    return sweep_before, jnp.zeros(most_heads(flow), sweep.covector.dtype)
 
 
 _embedded = cached_jit(CausalLM.embed)
@@ -326,22 +335,22 @@ _embedded = cached_jit(CausalLM.embed)
 def parts_of_ids(
     model: CausalLM,
     ids: Int[Array, " length"],
-    asked: Targets,
+    targets: Targets,
     depth: int,
     loss: LossOfLogits,
     progress: Callable[[list], Iterable] = iter,
 ) -> ContextParts:
-    """Split the adjoint of ids by `parts_of_context`, with targets of `asked_of_windows`."""
+    """Split the adjoint of ids by `parts_of_context`, with targets of `targets_of_windows`."""
     grid = token_grid(ids.shape[0], model.embedding.dtype)
-    example = (_embedded(model, ids), asked)
+    example = (_embedded(model, ids), targets)
     terminal = jax.tree_util.Partial(loss.terminal, model)
-    few = FEW * asked.targets.shape[0] <= ids.shape[0]
-    places = asked.places if few and has_kv_cache(model.flow) else None
-    return parts_of_context(model.flow, terminal, example, grid, depth, progress, places)
+    few = FEW * targets.targets.shape[0] <= ids.shape[0]
+    positions = targets.positions if few and has_kv_cache(model.flow) else None
+    return parts_of_context(model.flow, terminal, example, grid, depth, progress, positions)
 
 
 @filter_jit
-def _of_length(parts: ContextParts, length: int) -> tuple[Array, Array, Array, Array]:
+def _without_padding(parts: ContextParts, length: int) -> tuple[Array, Array, Array, Array]:
     """Return the energies of a context without its padding, as densities on its own grid."""
     # The padded grid's are densities of cells narrower than the context's own.
     share = length / parts.state.shape[0]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from lim_jax._jit import cached_jit, filter_jit
-from lim_jax.adjoint.certificate import Certificate, compare
+from lim_jax.adjoint.certificate import Certificate, make_inequality
 from lim_jax.adjoint.cone import JointCone, joint_cone
 from lim_jax.adjoint.criteria import (
     bearable_amplification,
@@ -42,20 +42,20 @@ def survival_of_recency(
     regions: Regions,
     depth: int,
     key: Key[Array, ""],
-    judged: Judged,
+    scope: Judged,
 ) -> Certificate:
     """Judge `criteria.recency_survival` by a lower bound of c, and by the norms if it may hold."""
     terminal = adjoints.vectors[:, 0]
     initial = adjoints.vectors.sum(axis=1)
     from_below = _products_from_below(adjoints.growths, depth)
     below = recency_survival(terminal, initial, from_below, regions)
-    if judged == "all" or not below.vacuous:
+    if scope == "all" or not below.vacuous:
         products = _amplifications(model, ids, regions.grid, depth, key)
         return recency_survival(terminal, initial, products, regions)
     most = bearable_amplification(regions)
     least = from_below[:, 0].min()
-    needed = compare("what c may be > the least c, from below", most, least, least.dtype)
-    return below._replace(inequalities=(needed,))
+    necessary = make_inequality("what c may be > the least c, from below", most, least, least.dtype)
+    return below._replace(inequalities=(necessary,))
 
 
 def primacy_of_the_cone(
@@ -65,11 +65,11 @@ def primacy_of_the_cone(
     regions: Regions,
     depth: int,
     terminal_loss: Any,
-    judged: Judged,
+    scope: Judged,
 ) -> Certificate:
     """Judge `criteria.primacy_noncancellation` by the first token, and in full if it may hold."""
-    least = _least_of_first_token(model, *adjoints.met, regions.grid, depth)
-    if judged == "all" or float(least) > 0:
+    least = _least_of_first_token(model, *adjoints.attention_input, regions.grid, depth)
+    if scope == "all" or float(least) > 0:
         cone = _joint_cone(model, terminal_loss, examples, regions.grid, depth)
         return primacy_noncancellation(cone, regions)
     energy = (adjoints.vectors[:, 1] ** 2).sum(axis=2).mean(axis=0)
@@ -79,9 +79,9 @@ def primacy_of_the_cone(
     layers = model.flow.depth - depth
     horizon = jnp.asarray(model.flow.horizon * layers / model.flow.depth, energy.dtype)
     largest = jnp.maximum(jnp.abs(every), energy / (horizon * length) ** 2)  # at least
-    refuted = JointCone(every, largest, energy, length, horizon)
-    needed = compare("κ_L, of the first token alone > 0", least, 0.0, least.dtype)
-    return primacy_noncancellation(refuted, regions)._replace(inequalities=(needed,))
+    first_token_cone = JointCone(every, largest, energy, length, horizon)
+    necessary = make_inequality("κ_L, of the first token alone > 0", least, 0.0, least.dtype)
+    return primacy_noncancellation(first_token_cone, regions)._replace(inequalities=(necessary,))
 
 
 @cached_jit
@@ -89,7 +89,9 @@ def _products_from_below(
     growths: Float[Array, "examples depth"], depth: int
 ) -> Float[Array, "examples layers"]:
     """Bound from below the products of the layers' amplification, for each context."""
-    return jax.vmap(lambda one: amplification(NormBounds(one, one)).products)(growths[:, depth:])
+    return jax.vmap(lambda norms: amplification(NormBounds(norms, norms)).products)(
+        growths[:, depth:]
+    )
 
 
 @filter_jit
@@ -98,11 +100,11 @@ def _amplifications(
 ) -> Float[Array, "examples layers"]:
     """Compute the products of the layers' amplification from their norms, for each context."""
 
-    def one(ids: Int[Array, " length"]) -> Float[Array, " layers"]:
+    def amplify(ids: Int[Array, " length"]) -> Float[Array, " layers"]:
         norms = interaction_norms(model.flow, model.embed(ids), grid, key=key)
         return amplification(jax.tree.map(lambda leaf: leaf[depth:], norms)).products
 
-    return jax.lax.map(one, ids)
+    return jax.lax.map(amplify, ids)
 
 
 @filter_jit
@@ -115,15 +117,15 @@ def _joint_cone(
 ) -> JointCone:
     """Compute the joint cone of contexts from the attention of the layers from `depth` on."""
 
-    def one(example: tuple[Array, Targets]) -> AttentionSites:
-        ids, asked = example
+    def sites_of_example(example: tuple[Array, Targets]) -> AttentionSites:
+        ids, targets = example
         loss = partial(terminal_loss, model)
-        example = (model.embed(ids), asked)
+        example = (model.embed(ids), targets)
         ledger = channels(model.flow, loss, example, grid)
         sites = attention_sites(model.flow, ledger.states, ledger.covectors, grid)
         return jax.tree.map(lambda leaf: leaf[depth:], sites)
 
-    return joint_cone(jax.lax.map(one, examples), grid)
+    return joint_cone(jax.lax.map(sites_of_example, examples), grid)
 
 
 @filter_jit
@@ -139,8 +141,8 @@ def _least_of_first_token(
     first = jnp.zeros((), int)
     scale = flow.profile(jnp.asarray(depth * flow.horizon / flow.depth, covectors.dtype))
 
-    def contributions(met: tuple[State, State]) -> Float[Array, "length width"]:
-        state, covector = met
+    def contributions(attention_input: tuple[State, State]) -> Float[Array, "length width"]:
+        state, covector = attention_input
 
         def column(layer: Any) -> State:
             return kernel_factors(attention_of(layer[0]), state, grid).pull_column(first, covector)

@@ -34,9 +34,9 @@ from lim_jax.explanations.account import (
     HOPS,
     ContextParts,
     as_depth,
-    asked_of_windows,
     parts_of_ids,
     squares,
+    targets_of_windows,
 )
 from lim_jax.explanations.certificates import Judged, primacy_of_the_cone, survival_of_recency
 from lim_jax.explanations.influence_table import density_rows, index_lines, regional_lines
@@ -55,7 +55,7 @@ from lim_jax.network.slots import State
 from lim_jax.probes import Estimate, sample_mean
 
 Scalar = Float[Array, ""]
-Profile = Float[Array, " length"]
+PerPosition = Float[Array, " length"]
 States = Float[Array, "examples length width"]
 AVERAGED = ("channel_energies", "relative_energies", "hop_energies", "head_energies")
 
@@ -102,7 +102,7 @@ class Explanation(NamedTuple):
     head_energies: Float[Array, "layers heads"]
     terminal_contrast: Estimate
     certificates: tuple[Certificate, ...]
-    token_energies: tuple[Profile, ...] = ()
+    token_energies: tuple[PerPosition, ...] = ()
 
     def __str__(self) -> str:
         """Return the text of `explanation_table`."""
@@ -117,12 +117,12 @@ class Explanation(NamedTuple):
         """Return everything as plain numbers and strings."""
         regions = self.influence.regions
         energies = self.regional
-        rest = self.without_queries
+        without_queries = self.without_queries
         hops = self.regional_hop_energies.tolist()
         strengths = boundary_strengths(energies, regions)
         by_region = {
             region: {
-                **_named(CHANNELS, energies.energies[b].tolist()),
+                **_by_name(CHANNELS, energies.energies[b].tolist()),
                 "cross terms": float(energies.cross_terms[b]),
                 "total": float(energies.totals[b]),
             }
@@ -131,11 +131,13 @@ class Explanation(NamedTuple):
         return {
             "depth": self.depth,
             **self.influence.record(),
-            "without_queries": None if rest is None else rest.record(),
-            "channel_energies": _named(CHANNELS, self.channel_energies.tolist()),
-            "relative_energies": _named(CHANNELS, self.relative_energies.tolist()),
-            "hop_energies": _named(HOPS, self.hop_energies.tolist()),
-            "regional_hop_energies": _named(REGIONS, [_named(HOPS, found) for found in hops]),
+            "without_queries": None if without_queries is None else without_queries.record(),
+            "channel_energies": _by_name(CHANNELS, self.channel_energies.tolist()),
+            "relative_energies": _by_name(CHANNELS, self.relative_energies.tolist()),
+            "hop_energies": _by_name(HOPS, self.hop_energies.tolist()),
+            "regional_hop_energies": _by_name(
+                REGIONS, [_by_name(HOPS, energies_by_hop) for energies_by_hop in hops]
+            ),
             "regional_energies": by_region,
             "boundary_strengths": numbers_by_name(strengths),
             "head_energies": self.head_energies.tolist(),
@@ -215,36 +217,38 @@ def explain(
     )
     depth = as_depth(depth, model.flow)
     norms_key, bootstrap_key = jax.random.split(key)
-    rest = regions_without_queries(query_weights, regions)
-    asked = asked_of_windows(model, windows, query_weights)
-    alike = {len(window) for window in windows} == {regions.grid.size + 1}
-    measured = []
+    others = regions_without_queries(query_weights, regions)
+    targets = targets_of_windows(model, windows, query_weights)
+    same_length = {len(window) for window in windows} == {regions.grid.size + 1}
+    measurements = []
     energies = []
     parts = []
     for at in progress(list(range(len(windows)))):
         ids = jnp.asarray(windows[at][:-1])
-        asks = jax.tree.map(lambda leaf, at=at: leaf[at], asked)
-        of_context = parts_of_ids(model, ids, asks, depth, loss)
-        reduced, energy = _of_context(of_context, *carried_to(regions, len(ids)))
-        measured.append(reduced)
+        asks = jax.tree.map(lambda leaf, at=at: leaf[at], targets)
+        context_parts = parts_of_ids(model, ids, asks, depth, loss)
+        measurement, energy = _reduce_context(context_parts, *carried_to(regions, len(ids)))
+        measurements.append(measurement)
         energies.append(energy)
         # Covectors are large: they are kept for the certificates that need them alone.
-        if alike:
-            parts.append((ids, asks, of_context))
-    averaged = _averaged(_stack(measured), regions, rest)
-    regional = averaged["regional"]
+        if same_length:
+            parts.append((ids, asks, context_parts))
+    averages = _average(_stack(measurements), regions, others)
+    regional = averages["regional"]
     judges: list[Callable[[], tuple[Certificate, ...]]] = []
-    if alike:
-        ids, asked, adjoints = _stack(parts)
-        of_all = adjoints, regions, depth
+    if same_length:
+        ids, targets, adjoints = _stack(parts)
+        shared = adjoints, regions, depth
         judges += [
-            lambda: _of_queries(model, windows, query_weights, adjoints, regions, loss),
-            lambda: (survival_of_recency(model, ids, *of_all, norms_key, certificates),),
+            lambda: _judge_queries(model, windows, query_weights, adjoints, regions, loss),
+            lambda: (survival_of_recency(model, ids, *shared, norms_key, certificates),),
         ]
         if reads_by_softmax(model.flow):  # pairs of positions are no blocks of a state
             judges.append(
                 lambda: (
-                    primacy_of_the_cone(model, (ids, asked), *of_all, loss.terminal, certificates),
+                    primacy_of_the_cone(
+                        model, (ids, targets), *shared, loss.terminal, certificates
+                    ),
                 )
             )
     judges += [
@@ -252,14 +256,14 @@ def explain(
         lambda: (exact_characterisation(regional),),
     ]
     numbers = progress(list(range(len(judges))))
-    judged = tuple(one for number in numbers for one in judges[number]())
-    return Explanation(depth, certificates=judged, token_energies=tuple(energies), **averaged)
+    judgements = tuple(certificate for number in numbers for certificate in judges[number]())
+    return Explanation(depth, certificates=judgements, token_energies=tuple(energies), **averages)
 
 
 _residual_energies = cached_jit(readout_residual_energies)
 
 
-def _of_queries(
+def _judge_queries(
     model: CausalLM,
     windows: Windows,
     query_weights: QueryWeights,
@@ -281,44 +285,44 @@ def average_cone_mass(model: CausalLM, windows: Windows, regions: Regions) -> Es
     """Average the exact cone mass over layers and contexts, in the operator norm, as a density."""
     masses = []
     for window in windows:
-        own, shares = carried_to(regions, len(window) - 1)
-        mass = _cone_mass(model, jnp.asarray(window[:-1]), own.grid)
+        context_regions, shares = carried_to(regions, len(window) - 1)
+        mass = _cone_mass(model, jnp.asarray(window[:-1]), context_regions.grid)
         masses.append(mass if shares is None else shares @ mass)
     return sample_mean(jnp.stack(masses))
 
 
 @filter_jit
-def _cone_mass(model: CausalLM, ids: Int[Array, " length"], grid: Grid) -> Profile:
+def _cone_mass(model: CausalLM, ids: Int[Array, " length"], grid: Grid) -> PerPosition:
     """Compute a context's cone mass at each position, averaged over layers."""
     flow = model.flow
 
-    def of_layer(x: State, layer: tuple[Any, Array]) -> tuple[State, Profile]:
+    def apply_and_measure(x: State, layer: tuple[Any, Array]) -> tuple[State, PerPosition]:
         return flow.transition(layer, x, grid), cone_mass(attention_of(layer[0]), x, grid)
 
-    return flow.scan(of_layer, model.embed(ids))[1].mean(axis=0)
+    return flow.scan(apply_and_measure, model.embed(ids))[1].mean(axis=0)
 
 
 @filter_jit
-def _of_context(
-    parts: ContextParts, own: Regions, shares: Float[Array | np.ndarray, "cells length"] | None
-) -> tuple[dict[str, Array], Profile]:
+def _reduce_context(
+    parts: ContextParts, regions: Regions, shares: Float[Array | np.ndarray, "cells length"] | None
+) -> tuple[dict[str, Array], PerPosition]:
     """Reduce a context's parts to what is averaged over contexts, and its tokens' energies."""
 
-    def carried(profiles: Float[Array, "*parts length"]) -> Float[Array, "*parts cells"]:
+    def on_common_grid(profiles: Float[Array, "*parts length"]) -> Float[Array, "*parts cells"]:
         return profiles if shares is None else profiles @ shares.T
 
     vectors = parts.vectors
     energy = squares(vectors.sum(axis=0))
-    measured = {
-        "energy": carried(energy),
-        "channel_energies": carried(squares(vectors)),
-        "relative_energies": carried(relative_energies(vectors, parts.state, own.grid)),
-        "hop_energies": carried(parts.hop_energies),
+    measurement = {
+        "energy": on_common_grid(energy),
+        "channel_energies": on_common_grid(squares(vectors)),
+        "relative_energies": on_common_grid(relative_energies(vectors, parts.state, regions.grid)),
+        "hop_energies": on_common_grid(parts.hop_energies),
         "head_energies": parts.head_energies,
-        "products": regional_channels(vectors[None], own).products[0],
-        "terminal": own.grid.weights @ squares(vectors[0]),
+        "products": regional_channels(vectors[None], regions).products[0],
+        "terminal": regions.grid.weights @ squares(vectors[0]),
     }
-    return measured, energy
+    return measurement, energy
 
 
 @filter_jit
@@ -328,42 +332,44 @@ def _stack(trees: Sequence[Any]) -> Any:
 
 
 @cached_jit
-def _averaged(found: dict[str, Array], regions: Regions, rest: Regions | None) -> dict[str, Any]:
-    """Average over contexts what `_of_context` measured, as the fields of an `Explanation`."""
-    energies = found["energy"]
-    products = found["products"]
+def _average(
+    measurements: dict[str, Array], regions: Regions, others: Regions | None
+) -> dict[str, Any]:
+    """Average over contexts what `_reduce_context` measured, as the fields of an `Explanation`."""
+    energies = measurements["energy"]
+    products = measurements["products"]
     contrasts = products[:, 2, 0, 0] - products[:, 1, 0, 0]
-    means = {name: found[name].mean(axis=0) for name in AVERAGED}
+    means = {name: measurements[name].mean(axis=0) for name in AVERAGED}
     return means | {
         "influence": Influence.from_energies(energies, regions, keep_examples=True),
-        "without_queries": None if rest is None else Influence.from_energies(energies, rest),
+        "without_queries": None if others is None else Influence.from_energies(energies, others),
         "regional": RegionalChannels(products),
-        "terminal_contrast": sample_mean(contrasts / found["terminal"].mean()),
+        "terminal_contrast": sample_mean(contrasts / measurements["terminal"].mean()),
     }
 
 
-def _named(names: tuple[str, ...], values: list[Any]) -> dict[str, Any]:
+def _by_name(names: tuple[str, ...], values: list[Any]) -> dict[str, Any]:
     """Return values under their names."""
     return dict(zip(names, values, strict=True))
 
 
 def explanation_table(result: Explanation) -> str:
     """Lay out an explanation: density, channels, hops, contrasts and certificates."""
-    found = result.influence
-    rest = result.without_queries
+    influence = result.influence
+    without_queries = result.without_queries
     regional = result.regional
     contrast = result.terminal_contrast
     hops = result.regional_hop_energies
-    strengths = boundary_strengths(regional, found.regions)
+    strengths = boundary_strengths(regional, influence.regions)
     rows = {
-        **density_rows(found, rest),
+        **density_rows(influence, without_queries),
         **{f"{name} energy": regional.energies[:, a] for a, name in enumerate(CHANNELS)},
         "cross terms": regional.cross_terms,
         **{f"energy of {name}": hops[:, r] for r, name in enumerate(HOPS)},
     }
     lines = [
         *regional_lines(f"at depth {result.depth}", rows),
-        *index_lines(found, rest),
+        *index_lines(influence, without_queries),
         f"boundary strengths: primacy {float(strengths.primacy):.4g}, "
         f"recency {float(strengths.recency):.4g}",
         "right-minus-middle contrast of the terminal covector, over its mean: "

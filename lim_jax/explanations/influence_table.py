@@ -7,10 +7,10 @@ from lim_jax.adjoint.deficits import REGIONS
 from lim_jax.density.statistics import Influence
 
 
-def influence_table(influence: Influence, rest: Influence | None = None) -> str:
+def influence_table(influence: Influence, without_queries: Influence | None = None) -> str:
     """Lay out a density's regional averages and indices, and those without the queries if any."""
-    rows = density_rows(influence, rest)
-    return "\n".join([*regional_lines("", rows), *index_lines(influence, rest)])
+    rows = density_rows(influence, without_queries)
+    return "\n".join([*regional_lines("", rows), *index_lines(influence, without_queries)])
 
 
 def contexts_needed(influence: Influence, width: float = 0.1) -> int | None:
@@ -24,13 +24,17 @@ def contexts_needed(influence: Influence, width: float = 0.1) -> int | None:
     return max(2, math.ceil(float(influence.count) * share**2 * (1 - 1e-9)))
 
 
-def density_rows(influence: Influence, rest: Influence | None) -> dict[str, Any]:
+def density_rows(influence: Influence, without_queries: Influence | None) -> dict[str, Any]:
     """Return a density's regional averages with errors, and those without the queried tokens."""
-    without = {} if rest is None else _averages("  queries left out", rest)
-    return {**_averages("influence density", influence), **without}
+    left_out = (
+        {}
+        if without_queries is None
+        else _averages_with_errors("  queries left out", without_queries)
+    )
+    return {**_averages_with_errors("influence density", influence), **left_out}
 
 
-def _averages(name: str, influence: Influence) -> dict[str, Any]:
+def _averages_with_errors(name: str, influence: Influence) -> dict[str, Any]:
     """Return the regional averages of a density, and their errors if these are finite."""
     averages = influence.indices()[:3]
     errors = influence.index_errors()[:3]
@@ -45,15 +49,15 @@ def regional_lines(title: str, rows: dict[str, Any]) -> list[str]:
     return lines
 
 
-def index_lines(influence: Influence, rest: Influence | None) -> list[str]:
+def index_lines(influence: Influence, without_queries: Influence | None) -> list[str]:
     """Return the indices in lines: of all positions, and without those that are asked."""
-    if rest is None:
+    if without_queries is None:
         return [_index_line(influence)]
-    share = 1 - float(rest.total / influence.total)
+    share = 1 - float(without_queries.total / influence.total)
     return [
         _index_line(influence),
         f"The queried tokens hold {share:.1%} of the influence.",
-        f"Without: {_index_line(rest)}",
+        f"Without: {_index_line(without_queries)}",
     ]
 
 

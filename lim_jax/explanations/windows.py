@@ -25,11 +25,13 @@ def require_windows(model: Any, windows: Any, regions: Any) -> None:
     length = regions.grid.size
     listed = isinstance(windows, Sequence)
     rows = windows if listed else [windows]
-    whole = all(isinstance(row, ARRAYS) and jnp.issubdtype(row.dtype, jnp.integer) for row in rows)
+    are_ids = all(
+        isinstance(row, ARRAYS) and jnp.issubdtype(row.dtype, jnp.integer) for row in rows
+    )
     if listed:
-        fits = whole and len(rows) > 0 and all(row.ndim == 1 and row.size > 1 for row in rows)
+        fits = are_ids and len(rows) > 0 and all(row.ndim == 1 and row.size > 1 for row in rows)
     else:
-        fits = whole and np.shape(windows)[1:] == (length + 1,) and len(windows) > 0
+        fits = are_ids and np.shape(windows)[1:] == (length + 1,) and len(windows) > 0
     got = described(rows[0]) if rows else "none"
     expected = f"ids, whole numbers of shape (examples, {length + 1}); or a list of rows of ids"
     cure = (
@@ -76,19 +78,19 @@ def carried_to(
     if length == regions.grid.size:
         return regions, None
     dtype = regions.grid.nodes.dtype
-    own = boundary_regions(token_grid(length, dtype), regions.delta, regions.convention)
-    return own, carrying_shares(own.grid, regions.grid).astype(dtype)
+    context_regions = boundary_regions(token_grid(length, dtype), regions.delta, regions.convention)
+    return context_regions, carrying_shares(context_regions.grid, regions.grid).astype(dtype)
 
 
 def regions_without_queries(query_weights: QueryWeights, regions: Regions) -> Regions | None:
     """Return the regions without positions that any context asks; None if one would be empty."""
     if isinstance(query_weights, Sequence):
-        asked = np.zeros(regions.grid.size, bool)
+        queries = np.zeros(regions.grid.size, bool)
         for row in query_weights:
             _, shares = carried_to(regions, len(row))
-            asks = np.asarray(row) > 0
-            asked |= asks if shares is None else shares @ asks > 0
+            is_query = np.asarray(row) > 0
+            queries |= is_query if shares is None else shares @ is_query > 0
     else:
-        asked = (np.atleast_2d(query_weights) > 0).any(axis=0)
-    whole = (np.asarray(regions.weights)[:, ~asked].sum(axis=1) == 0).any()
-    return None if whole else regions.without(np.flatnonzero(asked).tolist())
+        queries = (np.atleast_2d(query_weights) > 0).any(axis=0)
+    empties_one = (np.asarray(regions.weights)[:, ~queries].sum(axis=1) == 0).any()
+    return None if empties_one else regions.without(np.flatnonzero(queries).tolist())

@@ -81,7 +81,7 @@ class CellGrid(Grid):
         return replace(self, starts=later)
 
     @property
-    def whole(self) -> "CellGrid":
+    def unmasked(self) -> "CellGrid":
         """The same positions, with prefixes that all begin at the first, and no log weights."""
         return replace(self, starts=None, log_weights=None, parts=None)
 
@@ -96,9 +96,9 @@ class CellGrid(Grid):
     def prefix_weights(self) -> Float[Array, "length length"]:
         """Return each row's weights: whole cells on the left, and part of the node's own cell."""
         weights = self.weights
-        own_cell = jnp.eye(self.size, dtype=bool)
-        covered = jnp.where(own_cell, float(1 - self.offset), 1.0).astype(weights.dtype)
-        return jnp.where(self.past, covered * weights[None, :], 0)
+        diagonal = jnp.eye(self.size, dtype=bool)
+        share = jnp.where(diagonal, float(1 - self.offset), 1.0).astype(weights.dtype)
+        return jnp.where(self.past, share * weights[None, :], 0)
 
     def centres(self) -> Float[Array, " length"]:
         """Return the image of the middle of each equal cell."""

@@ -134,9 +134,9 @@ class Grid(eqx.Module):
         assert self.log_weights is not None
         if self.parts is None:
             return self.log_weights[None]
-        of_rows = self.parts if row is None else self.parts[row][None]
-        own = (of_rows[:, None] == self.parts[None]) & (self.parts >= 0)[None]
-        return jnp.where(own, 0, self.log_weights[None])
+        row_parts = self.parts if row is None else self.parts[row][None]
+        same_part = (row_parts[:, None] == self.parts[None]) & (self.parts >= 0)[None]
+        return jnp.where(same_part, 0, self.log_weights[None])
 
     @abstractmethod
     def centres(self) -> Float[Array, " length"]:

@@ -39,8 +39,8 @@ class PanelGrid(Grid):
         nodes = self._nodes()
         order = self.order
         prefix = self._weights_to(nodes) @ nodes ** (order - 1) - nodes**order / order
-        whole = self._weights() @ nodes ** (2 * order - 1) - 1 / (2 * order)
-        error = max(np.abs(prefix).max(), abs(whole))
+        integral = self._weights() @ nodes ** (2 * order - 1) - 1 / (2 * order)
+        error = max(np.abs(prefix).max(), abs(integral))
         got = f"an error of {error:.1e} in the integral of a polynomial"
         cure = "Pass the breaks in float64, or take fewer nodes on each panel and more panels."
         require(bool(error < 1e-12), "grid", got=got, expected="exact weights", cure=cure)

@@ -56,7 +56,7 @@ class Regions(eqx.Module):
     @property
     def kept_weights(self) -> Float[Array, " length"]:
         r"""The weights :math:`\Delta p_i` of the positions kept; zero where left out."""
-        return self.grid._cast(self._kept(self.grid._weights()))
+        return self.grid._cast(self._without_left_out(self.grid._weights()))
 
     def without(self, positions: Sequence[int]) -> "Regions":
         """Leave positions out of all regions: integrals and averages are over the others."""
@@ -77,11 +77,11 @@ class Regions(eqx.Module):
         ends = (self.delta, 1 - self.delta)
         left, boundary = (_weights_below(self.grid, end, self.convention) for end in ends)
         rows = np.stack([left, boundary - left, self.grid._weights() - boundary])
-        return self._kept(rows)
+        return self._without_left_out(rows)
 
-    def _kept(self, weights: np.ndarray) -> np.ndarray:
-        kept = ~np.isin(np.arange(self.grid.size), self.left_out)
-        return np.where(kept, weights, 0.0)
+    def _without_left_out(self, weights: np.ndarray) -> np.ndarray:
+        inside = ~np.isin(np.arange(self.grid.size), self.left_out)
+        return np.where(inside, weights, 0.0)
 
 
 def boundary_regions(

@@ -1,7 +1,8 @@
 """Tokens to the continuum: attention, measured on fields of position, the same for every grid."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -102,6 +103,102 @@ def attention_studies(
     >>> study.verdict, [round(error, 9) for error in study.errors]
     ('measured', [0.1, 0.01])
     """
+    _require_regions(inside, delta, sizes)
+    require_references(references)
+    if smooth:
+        require_smooth(states)
+    grids = {size: make_grid(size) for size in sizes}
+    check, reference = references
+    *norms, check_norms = _cell_errors(attention, states, [*grids.values(), check], reference)
+    premises = smooth and make_grid is token_grid and not _beyond_the_theorem(attention)
+    errors = _CellErrors(
+        sizes,
+        dict(zip(grids, norms, strict=True)),
+        {size: grid._nodes() >= inside for size, grid in grids.items()},
+        float(check_norms.max()),
+        attention_constant(attention, states) if premises else None,
+    )
+    return {
+        "inside": errors.largest_inside(),
+        "mean square": errors.mean_square_inside(),
+        "every cell": errors.largest(),
+        "times i": errors.largest_times_number(),
+        "left region": errors.left_mean(delta),
+    }
+
+
+class _CellErrors(NamedTuple):
+    """The norms of all cells' errors by size, each method a study of one of their norms."""
+
+    sizes: Sequence[int]
+    norms: dict[int, np.ndarray]
+    inside: dict[int, np.ndarray]  # which cells are
+    reference_error: float
+    constant: float | None  # the theorem's, or None where its premises are not stated
+
+    def largest_inside(self) -> Study:
+        """Study the largest error inside."""
+        largest = [self.norms[size][self.inside[size]].max() for size in self.sizes]
+        return self._study("continuum-pointwise-error", 1.0, largest, lambda size: 1 / size)
+
+    def mean_square_inside(self) -> Study:
+        """Study the root of the squares inside over the number of all cells."""
+        inside = [self.norms[size][self.inside[size]] for size in self.sizes]
+        counts = [self.norms[size].size for size in self.sizes]
+        means = [np.sqrt((e**2).sum() / n) for e, n in zip(inside, counts, strict=True)]
+        return self._study("continuum-l2-error", 1.0, means, lambda size: 1 / size)
+
+    def largest(self) -> Study:
+        """Study the largest error of all cells."""
+        largest = [self.norms[size].max() for size in self.sizes]
+        return self._study("global-cell-error", None, largest, lambda size: 1 / size)
+
+    def largest_times_number(self) -> Study:
+        """Study the largest product of a cell's number, from 1, and its error."""
+        norms = [self.norms[size] for size in self.sizes]
+        largest = [(np.arange(1, e.size + 1) * e).max() for e in norms]
+        return self._study("global-cell-error", 0.0, largest, lambda size: 1.0)
+
+    def left_mean(self, delta: float) -> Study:
+        """Study the mean over the left region's cells."""
+        norms = [self.norms[size] for size in self.sizes]
+        means = [e[: _cells_on_the_left(delta, e.size)].mean() for e in norms]
+
+        def rate(size: int) -> float:
+            """Return the mean of 1/i over the left cells, from above."""
+            count = _cells_on_the_left(delta, size)
+            return (1 + math.log(count)) / count
+
+        return self._study("left-regional-error", 1.0, means, rate)
+
+    def _study(
+        self,
+        label: str,
+        claimed: float | None,
+        errors: Iterable[np.floating],
+        rate: Callable[[int], float],
+    ) -> Study:
+        """Study errors of all sizes, with a claimed order and a bound where premises are stated."""
+        source = f"eq:attention-{label}"
+        constant = self.constant
+        if constant is None:
+            return refine(source, None, self.sizes, errors, self.reference_error, sampled=True)
+
+        def bound(size: int) -> float:
+            return constant * rate(size)
+
+        return refine(
+            source, claimed, self.sizes, errors, self.reference_error, bound, sampled=True
+        )
+
+
+def _cells_on_the_left(delta: float, size: int) -> int:
+    """Return how many of so many cells the left region holds."""
+    return math.floor(exact_fraction(delta) * size)
+
+
+def _require_regions(inside: float, delta: float, sizes: Sequence[int]) -> None:
+    """Raise ValueError unless both are parts of [0, 1], and every size has a cell on the left."""
     require(
         0 < inside < 1,
         "inside",
@@ -116,61 +213,13 @@ def attention_studies(
         expected="a width above 0, and 1 at most",
         cure="Try 0.2: delta is the width of the left region.",
     )
-    require_references(references)
-    got = f"{min(sizes)} tokens at delta = {delta}"
-    expected = "a token in the left region"
-    cure = "Take more tokens, or a larger delta."
-
-    def in_left(size: int) -> int:
-        return math.floor(exact_fraction(delta) * size)
-
-    require(in_left(min(sizes)) >= 1, "sizes", got=got, expected=expected, cure=cure)
-    if smooth:
-        require_smooth(states)
-    grids = {size: make_grid(size) for size in sizes}
-    check, reference = references
-    *of_sizes, of_check = _cell_errors(attention, states, [*grids.values(), check], reference)
-    errors = dict(zip(grids, of_sizes, strict=True))
-    own = float(of_check.max())
-    interior = {size: grid._nodes() >= inside for size, grid in grids.items()}
-    premises = smooth and make_grid is token_grid and not _beyond_the_theorem(attention)
-    constant = attention_constant(attention, states) if premises else math.nan
-
-    def study(label: str, claimed: float | None, measure: Callable, rate: Callable) -> Study:
-        """Study one norm of the errors over all sizes, with a bound if the premises are stated."""
-        return refine(
-            f"eq:attention-{label}",
-            claimed if premises else None,
-            sizes,
-            (measure(errors[size], interior[size]) for size in sizes),
-            own,
-            (lambda size: constant * rate(size)) if premises else None,
-            sampled=True,
-        )
-
-    parts = {
-        "inside": ("continuum-pointwise-error", 1.0, lambda e, ok: e[ok].max(), lambda n: 1 / n),
-        "mean square": (
-            "continuum-l2-error",
-            1.0,
-            lambda e, ok: np.sqrt((e[ok] ** 2).sum() / e.size),
-            lambda n: 1 / n,
-        ),
-        "every cell": ("global-cell-error", None, lambda e, ok: e.max(), lambda n: 1 / n),
-        "times i": (
-            "global-cell-error",
-            0.0,
-            lambda e, ok: (np.arange(1, e.size + 1) * e).max(),
-            lambda n: 1.0,
-        ),
-        "left region": (
-            "left-regional-error",
-            1.0,
-            lambda e, ok: e[: in_left(e.size)].mean(),
-            lambda n: (1 + math.log(in_left(n))) / in_left(n),
-        ),
-    }
-    return {name: study(*part) for name, part in parts.items()}
+    require(
+        _cells_on_the_left(delta, min(sizes)) >= 1,
+        "sizes",
+        got=f"{min(sizes)} tokens at delta = {delta}",
+        expected="a token in the left region",
+        cure="Take more tokens, or a larger delta.",
+    )
 
 
 def require_references(references: Sequence[Grid]) -> None:
@@ -189,21 +238,21 @@ def _cell_errors(
     attention: CausalAttention, states: PositionField, grids: list[Grid], reference: Grid
 ) -> list[np.ndarray]:
     """Compute the norm of attention's error at every node of each grid."""
-    limit = _attended(attention, states, reference)
-    attended = np.concatenate([_attended(attention, states, grid) for grid in grids])
+    limit = _attend(attention, states, reference)
+    attended = np.concatenate([_attend(attention, states, grid) for grid in grids])
     nodes = jnp.asarray(np.concatenate([grid.nodes for grid in grids]))
-    errors = np.linalg.norm(attended - _interpolated(reference, limit, nodes), axis=1)
+    errors = np.linalg.norm(attended - _interpolate(reference, limit, nodes), axis=1)
     return np.split(errors, np.cumsum([grid.size for grid in grids])[:-1])
 
 
 @filter_jit
-def _attended(attention: CausalAttention, states: PositionField, grid: Grid) -> State:
+def _attend(attention: CausalAttention, states: PositionField, grid: Grid) -> State:
     x = states(grid.nodes)
     return attention(x, x, grid)
 
 
 @filter_jit
-def _interpolated(reference: Grid, values: State, nodes: Float[Array, " nodes"]) -> Array:
+def _interpolate(reference: Grid, values: State, nodes: Float[Array, " nodes"]) -> Array:
     return reference.interpolate(values, nodes)
 
 
@@ -235,9 +284,9 @@ def _beyond_the_theorem(attention: CausalAttention) -> list[str]:
     kinds = getattr(attention.mask, "kinds", (attention.mask,))
     parts = [(kind, name) for kind in kinds for name in ("window", "chunk", "positions")]
     parts += [(attention, name) for name in ("scale", "cap", "sinks", "output_norm", "gate")]
-    own = [] if type(attention) is CausalAttention else [type(attention).__name__]
-    own += [] if attention.attend is causal_attention else ["attend"]
-    return own + [name for part, name in parts if getattr(part, name) is not None]
+    beyond = [] if type(attention) is CausalAttention else [type(attention).__name__]
+    beyond += [] if attention.attend is causal_attention else ["attend"]
+    return beyond + [name for part, name in parts if getattr(part, name) is not None]
 
 
 @filter_jit

@@ -59,9 +59,9 @@ class DepthProfile(NamedTuple):
         """Raise ValueError if the profile exceeds its bound or its slope at 4,097 times."""
         cure = "State the largest value, and the steepest slope, of the profile on [0, T]."
         sampled = sampled_profile(self.function, horizon)
-        for name, stated, seen in zip(self._fields[1:], self[1:], sampled, strict=True):
-            holds = bool(seen <= stated * (1 + 1e-6))
-            expected = f"at least {seen:g}, which the profile reaches"
+        for name, stated, reached in zip(self._fields[1:], self[1:], sampled, strict=True):
+            holds = bool(reached <= stated * (1 + 1e-6))
+            expected = f"at least {reached:g}, which the profile reaches"
             require(holds, f"profile.{name}", got=f"{stated:g}", expected=expected, cure=cure)
 
 
@@ -200,7 +200,7 @@ def proved_constants(
     """
     knots = linear_knots(control)
     stated = profile is unit_profile or type(profile) is DepthProfile
-    between = control is None or (knots is not None and _spans(knots[0], horizon))
+    between = control is None or (knots is not None and _span_horizon(knots[0], horizon))
     fields = [*layers, *(knots or ())[1:]]
     transformers = all(type(field) is TransformerField for field in fields)
     if not (stated and between and transformers and _averages_by_hardy(grid)):
@@ -228,11 +228,11 @@ def _averages_by_hardy(grid: Grid) -> bool:
     """Tell whether averages over this grid's prefixes obey the bound of `field_regularity`."""
     if type(grid) is not CellGrid or not 0 <= grid.offset < 1:
         return False
-    whole = grid.starts is None and grid.log_weights is None
-    return whole and hardy_bound(grid) <= HARDY
+    unmasked = grid.starts is None and grid.log_weights is None
+    return unmasked and hardy_bound(grid) <= HARDY
 
 
-def _spans(knots: Array, horizon: float) -> bool:
+def _span_horizon(knots: Array, horizon: float) -> bool:
     """Tell whether knots span [0, T], up to rounding: beyond them a control extrapolates."""
     return bool(knots[0] <= 0) and bool(horizon <= knots[-1] * (1 + 1e-6))
 
@@ -247,22 +247,24 @@ def largest_control_distances(
     layers: PyTree, control: Any, horizon: float = 1.0
 ) -> Float[np.ndarray, " depth"]:
     """Bound each layer's distance from a linear control (`eq:control-l1-convergence`)."""
-    joined = linear_knots(control)
-    assert joined is not None
-    knots = np.asarray(joined[0])
-    values = _flattened(joined[1])
-    ours = _flattened(layers)
+    knots_and_values = linear_knots(control)
+    assert knots_and_values is not None
+    knots = np.asarray(knots_and_values[0])
+    values = _flatten(knots_and_values[1])
+    ours = _flatten(layers)
     depth = len(ours)
     ends = np.union1d(np.linspace(0, horizon, 2 * depth + 1), knots)
     piece = np.clip(np.searchsorted(knots, ends, "right") - 1, 0, len(knots) - 2)
     part = ((ends - knots[piece]) / np.diff(knots)[piece])[:, None]
     theirs = (1 - part) * values[piece] + part * values[piece + 1]
     layer = np.clip((ends[:-1] + ends[1:]) / 2 * depth / horizon, 0, depth - 1).astype(int)
-    apart = sum(np.linalg.norm(ours[layer] - side, axis=1) for side in (theirs[:-1], theirs[1:]))
-    return np.bincount(layer, np.diff(ends) / 2 * apart, minlength=depth)
+    distances = sum(
+        np.linalg.norm(ours[layer] - side, axis=1) for side in (theirs[:-1], theirs[1:])
+    )
+    return np.bincount(layer, np.diff(ends) / 2 * distances, minlength=depth)
 
 
-def _flattened(fields: PyTree) -> Float[np.ndarray, "fields parameters"]:
+def _flatten(fields: PyTree) -> Float[np.ndarray, "fields parameters"]:
     """Join the floating-point leaves of stacked fields to one row of parameters for each field."""
     leaves = [
         np.asarray(leaf) for leaf in jax.tree.leaves(eqx.filter(fields, eqx.is_inexact_array))
@@ -282,12 +284,12 @@ def depth_constants(
         arrays, static = eqx.partition(field, eqx.is_inexact_array)
         parameters, unravel = ravel_pytree(arrays)
 
-        def scaled(parameters: Array, z: Array) -> Array:
-            moved = eqx.combine(unravel(parameters), static)
-            return (root * moved(z / root, z / root, grid)).ravel()
+        def scaled_field(parameters: Array, z: Array) -> Array:
+            field_at = eqx.combine(unravel(parameters), static)
+            return (root * field_at(z / root, z / root, grid)).ravel()
 
-        by_control, by_state = jax.jacrev(scaled, argnums=(0, 1))(parameters, root * x)
-        image = scaled(parameters, root * x)
+        by_control, by_state = jax.jacrev(scaled_field, argnums=(0, 1))(parameters, root * x)
+        image = scaled_field(parameters, root * x)
         norm = partial(jnp.linalg.norm, ord=2)
         return norm(by_state.reshape(x.size, x.size)), norm(by_control), norm(image)
 
@@ -371,7 +373,7 @@ def time_slope_bounds(flow: ContinuousFlow, grid: Grid) -> Float[np.ndarray, " p
         return None
     if isinstance(flow.profile, DepthProfile):
         flow.profile.require_stated(flow.horizon)
-    moves = np.linalg.norm(np.diff(_flattened(knots[1]), axis=0), axis=1)
+    moves = np.linalg.norm(np.diff(_flatten(knots[1]), axis=0), axis=1)
     speeds = moves / np.diff(np.asarray(knots[0]))
     moving = constants.profile * constants.control * speeds
     return moving + constants.profile_slope * constants.speed

@@ -28,7 +28,7 @@ from lim_jax.network.continuous_flow import ContinuousFlow, control_distance
 from lim_jax.network.flow import ResidualFlow, euler, heun, rk4, split, strang, unit_profile
 from lim_jax.network.slots import State
 
-Profile = Callable[[Array], Array]
+DepthFunction = Callable[[Array], Array]
 Follow = Callable[[PyTree, State, Grid], Float[Array, "times length width"]]
 STEPS = (euler, split, heun, strang, rk4)  # Euler's up to O(eps^2), for Lipschitz fields
 
@@ -41,7 +41,7 @@ def trajectory_studies(
     schemes: Mapping[str, Scheme],
     *,
     horizon: float = 1.0,
-    profile: Profile = unit_profile,
+    profile: DepthFunction = unit_profile,
     references: Flows | None = None,
     lipschitz: bool = False,
 ) -> dict[str, Study]:
@@ -123,8 +123,8 @@ def trajectory_studies(
 
     flows = reference_flows(control, horizon, profile) if references is None else references
     check, expected = map(solution, flows)
-    own = _largest_norm(check - expected, grid)
-    limit = _Limit(control, profile, grid, times, expected, own)
+    limit_error = _largest_norm(check - expected, grid)
+    limit = _DepthLimit(control, profile, grid, times, expected, limit_error)
     return {
         f"{name}: {where}": study
         for name, scheme in schemes.items()
@@ -152,15 +152,15 @@ def _require_lipschitz_in_time(control: Control, x: State, grid: Grid, horizon: 
     require_lipschitz(velocities, "control")
 
 
-class _Limit(NamedTuple):
+class _DepthLimit(NamedTuple):
     """The depth flow of a control at the times of all depths, and its own error."""
 
     control: Control
-    profile: Profile
+    profile: DepthFunction
     grid: Grid
     times: np.ndarray
     states: np.ndarray
-    own_error: float
+    flow_error: float
 
     @property
     def horizon(self) -> float:
@@ -183,7 +183,7 @@ class _Limit(NamedTuple):
         return max(_largest_norm(states[at] - self.states, self.grid) for at in (before, after))
 
 
-class _Run(NamedTuple):
+class _RecursionRun(NamedTuple):
     """A recursion of one depth, the flow at its times, the bracket, and the defect over ε²."""
 
     layers: PyTree
@@ -194,13 +194,13 @@ class _Run(NamedTuple):
 
 
 def _scheme_studies(
-    scheme: Scheme, depths: Sequence[int], limit: _Limit, lipschitz: bool
+    scheme: Scheme, depths: Sequence[int], limit: _DepthLimit, lipschitz: bool
 ) -> dict[str, Study]:
     """Study one scheme's errors on and between layers, with bounds if the theorem applies."""
     control = limit.control
     grid = limit.grid
     horizon = limit.horizon
-    runs = _runs(scheme, depths, limit)
+    runs = _recursion_runs(scheme, depths, limit)
     size = _largest_norm(limit.states, grid) / horizon**2
     theorem = _Theorem(grid, horizon, limit.profile, scheme.step, lipschitz, size)
     layers = [run.layers for run in runs.values()]
@@ -221,7 +221,7 @@ def _scheme_studies(
             claimed,
             depths,
             (error(runs[depth].states) for depth in depths),
-            limit.own_error,
+            limit.flow_error,
             constants and (lambda depth: constant(constants, horizon) * runs[depth].bracket),
             sampled=sampled,
         )
@@ -239,14 +239,14 @@ class _Theorem(NamedTuple):
 
     grid: Grid
     horizon: float
-    profile: Profile
+    profile: DepthFunction
     step: Step
     lipschitz: bool
     size: float
 
     def constants(
         self,
-        runs: Mapping[int, _Run],
+        runs: Mapping[int, _RecursionRun],
         control_layers: Callable[[int], PyTree],
         proved: DepthConstants | None,
         bound: Callable[[DepthConstants, float], float],
@@ -260,8 +260,8 @@ class _Theorem(NamedTuple):
             ours = run.states[:-1]
             theirs = run.flow[:-1]
             fields = (run.layers, control_layers(len(ours)), run.layers)
-            places = (ours, theirs, (ours + theirs) / 2)
-            measured = map(depth_constants, fields, map(jnp.asarray, places), [self.grid] * 3)
+            states = (ours, theirs, (ours + theirs) / 2)
+            measured = map(depth_constants, fields, map(jnp.asarray, states), [self.grid] * 3)
             largest = (float(max(values)) for values in zip(*measured, strict=True))
             value, slope = sampled_profile(self.profile, self.horizon)
             proved = DepthConstants(*largest)._replace(profile=value, profile_slope=slope)
@@ -273,13 +273,17 @@ class _Theorem(NamedTuple):
         return proved._replace(defect=max(defects.values())), sampled
 
 
-def _premises(proved: DepthConstants | None, profile: Profile, step: Step, lipschitz: bool) -> bool:
+def _premises(
+    proved: DepthConstants | None, profile: DepthFunction, step: Step, lipschitz: bool
+) -> bool:
     """Tell whether the premises of `thm:resnet-ode` are proved or stated."""
     stated = profile is unit_profile or isinstance(profile, DepthProfile)
     return stated and (lipschitz or (proved is not None and step in STEPS))
 
 
-def _runs(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dict[int, _Run]:
+def _recursion_runs(
+    scheme: Scheme, depths: Sequence[int], limit: _DepthLimit
+) -> dict[int, _RecursionRun]:
     """Run the scheme at every depth, beside the flow's states and what enters the bound."""
     control = limit.control
     horizon = limit.horizon
@@ -290,14 +294,16 @@ def _runs(scheme: Scheme, depths: Sequence[int], limit: _Limit) -> dict[int, _Ru
     departures = _departures(layers, states, control, profile, limit.grid, horizon)
     linear = linear_knots(control) is not None
 
-    def run(depth: int, layers: PyTree, states: Array, departure: tuple[Array, Array]) -> _Run:
+    def run(
+        depth: int, layers: PyTree, states: Array, departure: tuple[Array, Array]
+    ) -> _RecursionRun:
         step = horizon / depth
         distance, defects = departure
         defect = _largest_norm(np.asarray(defects), limit.grid) / step**2
         if linear:
             distance = largest_control_distances(layers, control, horizon).sum()
         flow = limit.at(np.linspace(0, horizon, depth + 1))
-        return _Run(layers, np.asarray(states), flow, step + float(distance), defect)
+        return _RecursionRun(layers, np.asarray(states), flow, step + float(distance), defect)
 
     return dict(zip(depths, map(run, depths, layers, states, departures), strict=True))
 
@@ -312,7 +318,7 @@ def _departures(
     layers: list[PyTree],
     states: list[Array],
     control: Control,
-    profile: Profile,
+    profile: DepthFunction,
     grid: Grid,
     horizon: float,
 ) -> list[tuple[Array, Array]]:
@@ -324,7 +330,7 @@ def _departures(
 
 
 def _defects(
-    layers: PyTree, states: Array, profile: Profile, grid: Grid, horizon: float
+    layers: PyTree, states: Array, profile: DepthFunction, grid: Grid, horizon: float
 ) -> Float[Array, "depth length width"]:
     """Compute how far every layer's step is from Euler's step from the same state."""
     step = horizon / (states.shape[0] - 1)
@@ -340,7 +346,7 @@ def shadowing_study(
     depths: Sequence[int],
     *,
     horizon: float = 1.0,
-    profile: Profile = unit_profile,
+    profile: DepthFunction = unit_profile,
     step: Step = euler,
     references: tuple[Follow, Follow] | None = None,
     lipschitz: bool = False,
@@ -403,13 +409,13 @@ def shadowing_study(
         defects = _defects(layers, states, profile, grid, horizon)
         return layers, states, follow(layers, x, grid), defects
 
-    def run(depth: int, follow: Follow) -> _Run:
+    def run(depth: int, follow: Follow) -> _RecursionRun:
         layers, *arrays = followed(x, depth, follow)
         states, flow, defects = map(np.asarray, arrays)
         defect = _largest_norm(defects, grid) * (depth / horizon) ** 2
-        return _Run(layers, states, flow, horizon / depth, defect)
+        return _RecursionRun(layers, states, flow, horizon / depth, defect)
 
-    check, reference = references or (_followed(profile, horizon, count) for count in (6, 8))
+    check, reference = references or (_follow(profile, horizon, count) for count in (6, 8))
     runs = {depth: run(depth, reference) for depth in depths}
     size = _largest_norm(runs[min(runs)].flow, grid) / horizon**2
     theorem = _Theorem(grid, horizon, profile, step, lipschitz, size)
@@ -431,7 +437,7 @@ def shadowing_study(
     )
 
 
-def _followed(profile: Profile, horizon: float, count: int) -> Follow:
+def _follow(profile: DepthFunction, horizon: float, count: int) -> Follow:
     """Make a function that solves the flow that layers drive, by `count` steps of `rk4` each."""
     nodes, weights = map(jnp.asarray, np.polynomial.legendre.leggauss(count))
 

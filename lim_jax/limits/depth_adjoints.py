@@ -113,14 +113,14 @@ def input_adjoint_depth_studies(
         cure="Pass the horizon of the study.",
     )
     check, expected = (quantities(*ends_of_flow(flow)) for flow in flows)
-    own = _distances(check, expected, grid)
+    limit_errors = _distances(check, expected, grid)
     studies = {}
     for label, scheme in schemes.items():
         ends = ends_of_layers([scheme.recursion(control, depth, horizon) for depth in depths])
         distances = [_distances(quantities(*end), expected, grid) for end in ends]
         for name, source in _QUANTITIES.items():
             errors = [distance[name] for distance in distances]
-            studies[f"{label}: {name}"] = refine(source, None, depths, errors, own[name])
+            studies[f"{label}: {name}"] = refine(source, None, depths, errors, limit_errors[name])
     return studies
 
 

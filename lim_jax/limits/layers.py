@@ -127,11 +127,12 @@ def _shadowing_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
     x = smooth_states(_GRID.nodes)
     two = _random_fields(3 + seed, 2)
 
-    def layers(depth: int) -> TransformerField:
+    def alternating_layers(depth: int) -> TransformerField:
+        """Return so many layers, the two fields by turns."""
         return jax.tree.map(lambda leaf: leaf[jnp.arange(depth) % 2], two)
 
     for name, step in {"Euler": euler, "split": split}.items():
-        study = in_depth.shadowing_study(layers, x, _GRID, depths, step=step)
+        study = in_depth.shadowing_study(alternating_layers, x, _GRID, depths, step=step)
         yield Row(f"shadowing without a limit, {name}", study, 1)
 
 

@@ -182,16 +182,16 @@ def convergence_study(
     if scheme is not None:
         require_kind(scheme, Scheme, "scheme", "Leave it out for Euler's steps.")
     measured = _as_quantities(quantities)
-    runs = _runs(network, grids, depths, scheme)
+    runs = _network_runs(network, grids, depths, scheme)
     known = _reference_runs(network, grids, references, measured)
     values = {name: quantity.value for name, quantity in measured.items()}
     everything = [*runs.values(), *known]
-    observed, twins = _observed(everything, states, values)
+    observed, twins = _observe(everything, states, values)
     fields = _fields(everything, observed)
     by_size = dict(zip(runs, observed, strict=False))
     parts = [(run.grid, of) for run, of in zip(known, observed[len(runs) :], strict=True)]
-    check = _Limit(parts[:-1], fields)
-    limit = _Limit(parts[1:], fields)
+    check = _QuantityLimits(parts[:-1], fields)
+    limit = _QuantityLimits(parts[1:], fields)
     finest = list(runs.values())[-1].grid
     panels = [run.grid for run in known[-2:]]
     smooth = references is None and not isinstance(grids, Grid)
@@ -219,14 +219,16 @@ def convergence_study(
         what = f"quantities[{name!r}]"
         expected = "positive finite errors"
         require(not bad, what, got=", ".join(bad), expected=expected, cure=cure)
-        own = error(check.on(finest, name, quantity.order), finest)
+        limit_error = error(check.on(finest, name, quantity.order), finest)
         order = None if quantity.order is None else float(quantity.order)
-        study = refine(quantity.source, order, tuple(runs), errors.values(), own, quantity.bound)
-        of_cubic = _change([of[name] for of in twins], panels, name in fields)
+        study = refine(
+            quantity.source, order, tuple(runs), errors.values(), limit_error, quantity.bound
+        )
+        cubic_change = _largest_change([of[name] for of in twins], panels, name in fields)
         size = max(float(np.abs(of[name]).max()) for of in observed)
-        of_limit = own / size if smooth else 0.0
+        limit_change = limit_error / size if smooth else 0.0
         dtype = observed[-1][name].dtype
-        warning = reliability_warning(of_cubic / size, of_limit, dtype)
+        warning = reliability_warning(cubic_change / size, limit_change, dtype)
         return Row(name, study, order, reliability_warning=warning)
 
     rates = Rates(row(name, quantity) for name, quantity in measured.items())
@@ -236,22 +238,22 @@ def convergence_study(
     return rates
 
 
-def _change(twins: list[Array], grids: list[Grid], field: bool) -> float:
+def _largest_change(twins: list[Array], grids: list[Grid], field: bool) -> float:
     """Return the largest difference of a quantity between two grids; zero if there are no twins."""
     if not twins:
         return 0.0
-    first = _interpolated(twins[0], *grids) if field else twins[0]
+    first = _interpolate_at(twins[0], *grids) if field else twins[0]
     second = twins[1]
     with np.errstate(invalid="ignore"):  # infinity less infinity is NaN, and warns of nothing
         return float(np.abs(np.asarray(first) - np.asarray(second)).max())
 
 
-class _Run(NamedTuple):
+class _NetworkRun(NamedTuple):
     network: Network
     grid: Grid
 
 
-class _Limit(NamedTuple):
+class _QuantityLimits(NamedTuple):
     """Limits of quantities: their values on one grid, or extrapolated from two."""
 
     parts: Sequence[tuple[Grid, dict[str, Array]]]
@@ -261,7 +263,7 @@ class _Limit(NamedTuple):
         """Return the limit of a quantity; at the positions of a grid if it is a field."""
         *coarse, fine = (
             np.asarray(
-                _interpolated(values[name], source, grid) if name in self.fields else values[name]
+                _interpolate_at(values[name], source, grid) if name in self.fields else values[name]
             )
             for source, values in self.parts
         )
@@ -272,13 +274,13 @@ class _Limit(NamedTuple):
 
 
 @filter_jit
-def _interpolated(values: Array, source: Grid, target: Grid) -> Array:
+def _interpolate_at(values: Array, source: Grid, target: Grid) -> Array:
     return source.interpolate(values, target.nodes)
 
 
 @filter_jit  # all in one program: one program each would take longer to compile
-def _observed(
-    runs: Sequence[_Run], states: PositionField, values: dict[str, Measure]
+def _observe(
+    runs: Sequence[_NetworkRun], states: PositionField, values: dict[str, Measure]
 ) -> tuple[list[dict[str, Array]], list[dict[str, Array]]]:
     """Measure every quantity of each run's result, and of cubics that replace the last two."""
     grids = [run.grid for run in runs]
@@ -327,7 +329,9 @@ def _solutions(network: Any) -> tuple[Network, Network]:
     return solved, other
 
 
-def _runs(network: Any, grids: Any, depths: Any, scheme: Scheme | None) -> dict[int, _Run]:
+def _network_runs(
+    network: Any, grids: Any, depths: Any, scheme: Scheme | None
+) -> dict[int, _NetworkRun]:
     """Return every network to run and its grid, by number of positions or of layers."""
     if depths is None:
         got = f"None, with {'one grid' if isinstance(grids, Grid) else 'a scheme'}"
@@ -338,28 +342,28 @@ def _runs(network: Any, grids: Any, depths: Any, scheme: Scheme | None) -> dict[
         positions = not (isinstance(grids, Grid) or scheme)
         require(positions, "depths", got=got, expected="numbers of layers", cure=cure)
         solved, _ = _solutions(network)
-        return {size: _Run(solved, grid) for size, grid in _by_size(grids, network).items()}
+        return {size: _NetworkRun(solved, grid) for size, grid in _by_size(grids, network).items()}
     layers = _by_depth(network, depths, scheme or Scheme())
     if isinstance(grids, Grid):
-        return {depth: _Run(flow, grids) for depth, flow in layers.items()}
+        return {depth: _NetworkRun(flow, grids) for depth, flow in layers.items()}
     by_size = _by_size(grids, network)
     cure = "Pass a grid for each depth: grid k goes with depth k."
     got = f"{len(layers)} depths and {len(by_size)} grids"
     expected = "as many grids as depths, or one grid"
     require(len(by_size) == len(layers), "depths", got=got, expected=expected, cure=cure)
     pairs = zip(by_size.items(), layers.values(), strict=True)
-    return {size: _Run(flow, grid) for (size, grid), flow in pairs}
+    return {size: _NetworkRun(flow, grid) for (size, grid), flow in pairs}
 
 
-def _listed(values: Any) -> list:
+def _as_list(values: Any) -> list:
     return list(values) if isinstance(values, Sequence) else [values]
 
 
 def _grids(values: Any, name: str) -> list[Grid]:
     """Return one grid or several as a list; raise ValueError at anything else."""
-    for grid in _listed(values):
+    for grid in _as_list(values):
         require_grid(grid, name)
-    return _listed(values)
+    return _as_list(values)
 
 
 def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
@@ -371,8 +375,8 @@ def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
         field, is_leaf=lambda node: isinstance(node, AttentionMask | SwitchedMask)
     )
     kinds = [kind for mask in masks for kind in getattr(mask, "kinds", (mask,))]
-    places = [kind.positions for kind in kinds if isinstance(kind, AttentionMask)]
-    fixed = all(rope is None or rope.tokens is not None for rope in places)
+    ropes = [kind.positions for kind in kinds if isinstance(kind, AttentionMask)]
+    fixed = all(rope is None or rope.tokens is not None for rope in ropes)
     got = "keys that turn by each grid's own number of positions (Rotary with tokens=None)"
     expected = "keys that turn as fast on every grid"
     cure = "Pass how many tokens [0, 1] stands for: Rotary(frequencies, tokens=...)."
@@ -386,10 +390,10 @@ def _by_depth(network: Any, depths: Any, scheme: Scheme) -> dict[int, Network]:
     cure = "Make one of a single field by ContinuousFlow(lambda time: field)."
     continuous = isinstance(network, ContinuousFlow)
     require(continuous, "network", got=described(network), expected=expected, cure=cure)
-    whole = [as_int(depth, "depths") for depth in _listed(depths)]
-    _require_refinements(whole, "depths", "layers")
+    counts = [as_int(depth, "depths") for depth in _as_list(depths)]
+    _require_refinements(counts, "depths", "layers")
     parts = network.horizon, network.profile
-    return {depth: scheme.recursion(network.control, depth, *parts) for depth in whole}
+    return {depth: scheme.recursion(network.control, depth, *parts) for depth in counts}
 
 
 def _require_refinements(numbers: list[int], name: str, what: str) -> None:
@@ -402,18 +406,18 @@ def _require_refinements(numbers: list[int], name: str, what: str) -> None:
 
 def _reference_runs(
     network: Any, grids: Any, references: Any, quantities: Mapping[str, Quantity]
-) -> list[_Run]:
+) -> list[_NetworkRun]:
     """Return the runs that give the limits and their errors, the finest last."""
     solved, other = _solutions(network)
     if isinstance(grids, Grid):
-        flows = [other, solved] if references is None else _listed(references)
+        flows = [other, solved] if references is None else _as_list(references)
         got = ", ".join(map(described, flows)) or "none"
         expected = "two depth flows where positions are not refined"
         cure = "Pass two on one grid: the last gives the limit, the first its error."
         two = len(flows) == 2 and all(isinstance(flow, ContinuousFlow) for flow in flows)
         two = two and flows[0] is not flows[1]
         require(two, "references", got=got, expected=expected, cure=cure)
-        return [_Run(flow, grids) for flow in flows]
+        return [_NetworkRun(flow, grids) for flow in flows]
     known = _grids(SMOOTH if references is None else references, "references")
     sizes = [grid.size for grid in known]
     two = len(known) == 2
@@ -440,7 +444,7 @@ def _reference_runs(
         )
     if two:
         require_references(known)
-    return [_Run(other if two and not k else solved, grid) for k, grid in enumerate(known)]
+    return [_NetworkRun(other if two and not k else solved, grid) for k, grid in enumerate(known)]
 
 
 def _as_quantities(quantities: Any) -> dict[str, Quantity]:
@@ -469,22 +473,22 @@ def _as_quantities(quantities: Any) -> dict[str, Quantity]:
     return measured
 
 
-def _fields(runs: Sequence[_Run], observed: Sequence[dict[str, Array]]) -> frozenset[str]:
+def _fields(runs: Sequence[_NetworkRun], observed: Sequence[dict[str, Array]]) -> frozenset[str]:
     """Find which quantities are fields of position; the others must have one shape."""
 
     def is_field(name: str) -> bool:
         """Tell whether a quantity has a row for each position; raise ValueError at other shapes."""
-        arrays = [np.asarray(made[name]) for made in observed]
-        given = {run.grid.size: made for run, made in zip(runs, arrays, strict=True)}
-        known, rows = ({made.shape[n:] for made in given.values()} for n in (0, 1))
-        field = len(rows) == 1 and all(made.shape[:1] == (n,) for n, made in given.items())
-        floats = all(jnp.issubdtype(made.dtype, jnp.floating) for made in given.values())
-        got = ", ".join(f"{made.dtype} {made.shape} on {n}" for n, made in given.items())
+        arrays = [np.asarray(array[name]) for array in observed]
+        by_size = {run.grid.size: array for run, array in zip(runs, arrays, strict=True)}
+        shapes, rows = ({array.shape[n:] for array in by_size.values()} for n in (0, 1))
+        field = len(rows) == 1 and all(array.shape[:1] == (n,) for n, array in by_size.items())
+        floats = all(jnp.issubdtype(array.dtype, jnp.floating) for array in by_size.values())
+        got = ", ".join(f"{array.dtype} {array.shape} on {n}" for n, array in by_size.items())
         expected = "floats of one shape on every grid, or a field with a row for each position"
         cure = "Average over positions, or read a field off at some: grid.interpolate."
-        fits = floats and (field or len(known) == 1)
+        fits = floats and (field or len(shapes) == 1)
         what = f"quantities[{name!r}]"
         require(fits, what, got=got, expected=expected, cure=cure)
-        return len(known) > 1
+        return len(shapes) > 1
 
     return frozenset(name for name in observed[0] if is_field(name))

@@ -111,7 +111,7 @@ def measure(
         costs["cost-position"] = partial(position_costs, SIZES, seed)
     options = {"quick": quick, "only": list(only), "sizes": list(sizes), "seed": seed}
     run = {"function": "measure", "version": version("lim_jax"), **options}
-    parts = {name: partial(_plain, part) for name, part in {**runs, **costs}.items()}
+    parts = {name: partial(_as_dictionaries, part) for name, part in {**runs, **costs}.items()}
     results = each_once(parts, checkpoint, run, progress)
     rows = [_row(row) for name in runs for row in results[name]]
     return rows, {
@@ -156,11 +156,11 @@ def _require_choice(every: Mapping[str, Group], only: Sequence[str], sizes: Sequ
     cure = "Pass some of these names, or leave it out for all studies."
     expected = f"some of {', '.join(every)}"
     require(not unknown, "only", got=", ".join(unknown), expected=expected, cure=cure)
-    whole = [as_int(size, "sizes") for size in sizes]
+    counts = [as_int(size, "sizes") for size in sizes]
     require(
-        not whole or (bool(only) and len(whole) >= 4 and whole == sorted(set(whole))),
+        not counts or (bool(only) and len(counts) >= 4 and counts == sorted(set(counts))),
         "sizes",
-        got=f"{whole}{'' if only else ' of all studies'}",
+        got=f"{counts}{'' if only else ' of all studies'}",
         expected="at least four numbers of tokens or layers, rising, of the studies in only",
         cure=(
             "Pass at least four sizes, and the studies they are for in `only`: a slope through "
@@ -169,7 +169,7 @@ def _require_choice(every: Mapping[str, Group], only: Sequence[str], sizes: Sequ
     )
 
 
-def _plain(group: Callable[[], Iterable[Row | Curve]]) -> list[dict[str, Any]]:
+def _as_dictionaries(group: Callable[[], Iterable[Row | Curve]]) -> list[dict[str, Any]]:
     """Return the rows or curves of a group as dictionaries; `_row` and `Curve` turn them back."""
     return [
         result._asdict() | ({"study": result.study._asdict()} if isinstance(result, Row) else {})
@@ -217,7 +217,7 @@ def _attention_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[
 
 
 @filter_jit
-def _at_the_end(attention: CausalAttention, grid: Grid) -> Array:
+def _last_output(attention: CausalAttention, grid: Grid) -> Array:
     x = smooth_states(grid.nodes)
     return grid.interpolate(attention(x, x, grid), jnp.ones(1))[0]
 
@@ -225,8 +225,8 @@ def _at_the_end(attention: CausalAttention, grid: Grid) -> Array:
 def _extrapolated_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
     """Yield the row of attention at the last position, extrapolated from two sizes."""
     attention = _one_layer(seed)
-    values = map(richardson(lambda size: _at_the_end(attention, token_grid(size))), sizes)
-    references = (_at_the_end(attention, grid) for grid in SMOOTH)
+    values = map(richardson(lambda size: _last_output(attention, token_grid(size))), sizes)
+    references = (_last_output(attention, grid) for grid in SMOOTH)
     source = "eq:attention-continuum-pointwise-error"
     study = refine_against(source, sizes, values, references)
     reason = "two sizes cancel the first-order term"

@@ -111,7 +111,7 @@ def loss_study(
         require_lipschitz(density, "logits, labels")
     grids = [*map(make_grid, sizes), *references]
     values = filter_jit(lambda grids: [loss(grid) for grid in grids])(grids)
-    *losses, own, expected = map(float, values)
+    *losses, check_loss, expected = map(float, values)
     premises = lipschitz and make_grid is token_grid
     slope = _largest_slope(density) if premises else math.nan
     return refine(
@@ -119,7 +119,7 @@ def loss_study(
         1.0 if premises and chi is None else None,
         sizes,
         [abs(value - expected) for value in losses],
-        abs(own - expected),
+        abs(check_loss - expected),
         (lambda size: slope / size) if premises else None,
         sampled=True,
     )
@@ -235,19 +235,19 @@ def terminal_adjoint_study(
         require_lipschitz(tokenwise_adjoint, "states, labels")
 
     @cached_jit
-    def measured() -> tuple[list[Array], Array]:
+    def measure() -> tuple[list[Array], Array]:
         exact = adjoint(limit, reference)
         steps = jnp.diff(_embedding(exact, reference, jnp.asarray(fine)), axis=0)
         steepest = jnp.linalg.norm(steps, axis=1).max() * (fine.size - 1)
         return _gaps(adjoint, runs, exact, reference), steepest
 
-    (*gaps, own), slope = jax.tree.map(float, measured())
+    (*gaps, check_gap), slope = jax.tree.map(float, measure())
     premises = lipschitz and tokenwise and all(readout(size) is limit for size in sizes)
     plain = "eq:terminal-adjoint-discrete-continuum-error"
     source = "eq:continuum-ar-terminal-adjoint" if chi else plain
     claimed = 1.0 if premises and chi is None else None
     bound = (lambda size: slope / size) if premises else None
-    return refine(source, claimed, sizes, gaps, own, bound, sampled=True)
+    return refine(source, claimed, sizes, gaps, check_gap, bound, sampled=True)
 
 
 def readout_consistency_study(
@@ -322,20 +322,20 @@ def readout_consistency_study(
         return pull(weights * residuals(grid.nodes))[0] / weights
 
     @cached_jit
-    def measured() -> tuple[list[Array], Array]:
+    def measure() -> tuple[list[Array], Array]:
         exact = adjoint(limit, reference)
         steps = jnp.diff(residuals(jnp.linspace(0.0, 1.0, 2001)), axis=0)
         steepest = 2000 * jnp.linalg.norm(steps, axis=1).max()
         return _gaps(adjoint, runs, exact, reference), steepest
 
-    (*gaps, own), steepest = jax.tree.map(float, measured())
+    (*gaps, check_gap), steepest = jax.tree.map(float, measure())
     norm = np.linalg.norm(limit.weight, 2) if isinstance(limit, LinearReadout) else math.nan
     linear = type(limit) is LinearReadout
     premises = lipschitz and linear and all(readout(size) is limit for size in sizes)
     source = "eq:readout-adjoint-consistency"
     claimed = 1.0 if premises else None
     bound = (lambda size: float(norm) * steepest / size) if premises else None
-    return refine(source, claimed, sizes, gaps, own, bound, sampled=True)
+    return refine(source, claimed, sizes, gaps, check_gap, bound, sampled=True)
 
 
 def _gaps(
@@ -373,8 +373,10 @@ def singularity_study(
         return jnp.linalg.norm(grid.interpolate(adjoint, jnp.asarray(positions)), axis=1)
 
     check, reference = (np.asarray(sizes(gauss_grid(order, panels=200))) for order in (4, 5))
-    own = float(np.abs(check - reference).max())
-    return refine("eq:adjoint", None, (-np.log(positions)).tolist(), reference.tolist(), own)
+    reference_error = float(np.abs(check - reference).max())
+    return refine(
+        "eq:adjoint", None, (-np.log(positions)).tolist(), reference.tolist(), reference_error
+    )
 
 
 def input_adjoint_studies(
@@ -393,7 +395,7 @@ def input_adjoint_studies(
     check, reference = references
     grids = [*map(make_grid, sizes), check]
 
-    def observed(grid: Grid) -> tuple[State, Array, Array]:
+    def quantities(grid: Grid) -> tuple[State, Array, Array]:
         return influence_of_field(flow, terminal_loss, states, grid, delta)
 
     @cached_jit
@@ -401,26 +403,26 @@ def input_adjoint_studies(
         reference: Grid, quadrature: _Quadrature, grids: list[Grid]
     ) -> list[dict[str, Array]]:
         """Compute the errors of adjoint, density and regional averages on every grid."""
-        expected, exact_density, averages = observed(reference)
+        expected, exact_density, averages = quantities(reference)
         everywhere = _embedding(expected, reference, quadrature.nodes)
         density = _embedding(exact_density, reference, quadrature.nodes)
 
         def on(grid: Grid) -> dict[str, Array]:
             """Compute the errors on one grid, by name."""
-            adjoint, its_density, its_averages = observed(grid)
+            adjoint, its_density, its_averages = quantities(grid)
             gap = jnp.abs(adjoint - reference.interpolate(expected, grid.nodes))
-            embedded = partial(_embedding, grid=grid, positions=quadrature.nodes)
+            embed = partial(_embedding, grid=grid, positions=quadrature.nodes)
             return {
                 "inside": jnp.where((grid.nodes >= inside)[:, None], gap, 0).max(),
-                "global": quadrature.norm(embedded(adjoint) - everywhere),
-                "density": quadrature.weights @ jnp.abs(embedded(its_density) - density),
+                "global": quadrature.norm(embed(adjoint) - everywhere),
+                "density": quadrature.weights @ jnp.abs(embed(its_density) - density),
                 "regional averages": jnp.abs(its_averages - averages).max(),
             }
 
         return [on(grid) for grid in grids]
 
-    measured = distances(reference, _fine_quadrature(reference), grids)
-    *gaps, own = jax.tree.map(float, measured)
+    errors = distances(reference, _fine_quadrature(reference), grids)
+    *gaps, reference_errors = jax.tree.map(float, errors)
     sources = {
         "inside": "eq:adjoint",
         "global": "eq:adjoint",
@@ -428,7 +430,7 @@ def input_adjoint_studies(
         "regional averages": "eq:gd-left-average",
     }
     return {
-        name: refine(source, None, sizes, [gap[name] for gap in gaps], own[name])
+        name: refine(source, None, sizes, [gap[name] for gap in gaps], reference_errors[name])
         for name, source in sources.items()
     }
 
@@ -463,13 +465,13 @@ def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Stud
             return strength / k * adjoint, row
 
         last = jnp.zeros(grid.size).at[-1].set(1.0) / grid.weights
-        left, series = jax.lax.scan(next_term, last, jnp.arange(1.0, terms))
+        next_row, series = jax.lax.scan(next_term, last, jnp.arange(1.0, terms))
         q = grid.centres()
         inside = (q > 0.05) & (q < 0.98)
         root = jnp.sqrt(strength * jnp.log(1 / jnp.where(inside, q, 0.5)))
         kernel = strength * jax.scipy.special.i1(2 * root) / root
         gap = jnp.abs(jnp.where(inside, series.sum(axis=0) / kernel - 1, 0)).max()
-        next_share = jnp.where(inside, left / kernel, 0).max()
+        next_share = jnp.where(inside, next_row / kernel, 0).max()
         return error_if(
             gap,
             next_share > jnp.sqrt(jnp.finfo(gap.dtype).eps),

@@ -31,7 +31,7 @@ def _require_resolved(
     field: FieldOfOne, name: str, word: str, growth: float, expected: str
 ) -> None:
     """Raise ValueError if a field's unevenness grows by more than a factor in some interval."""
-    (coarse, _), (fine, rounding) = _unevenness(field)
+    (coarse, _), (fine, rounding) = _slope_unevenness(field)
     near = np.lib.stride_tricks.sliding_window_view(np.pad(coarse, 1, "edge"), 3).max(axis=1)
     fails = ~(fine <= np.maximum(growth * near, rounding))  # of NaN too
     at = int(np.argmax(fails))
@@ -47,14 +47,14 @@ def _require_resolved(
     )
 
 
-def _unevenness(field: FieldOfOne) -> list[tuple[np.ndarray, float]]:
+def _slope_unevenness(field: FieldOfOne) -> list[tuple[np.ndarray, float]]:
     """Return the unevenness of slopes in every interval and its rounding error, coarse and fine."""
     # Uneven ends, so that no kink at a round number falls on a point.
     points = np.concatenate([(np.arange(count) + 0.382) / count for count in (1600, 25600)])
-    sampled = _sampled(field, jnp.asarray(points.reshape(-1, 1600), float))
-    values, slopes = (np.asarray(of).reshape(points.size, -1) for of in sampled)
+    samples = _values_and_slopes(field, jnp.asarray(points.reshape(-1, 1600), float))
+    values, slopes = (np.asarray(of).reshape(points.size, -1) for of in samples)
 
-    def uneven(values: np.ndarray, slopes: np.ndarray) -> tuple[np.ndarray, float]:
+    def unevenness(values: np.ndarray, slopes: np.ndarray) -> tuple[np.ndarray, float]:
         """Compute how uneven slopes are in every interval, and the rounding error of that."""
         count = len(values)
         bends = np.diff(slopes, n=4, axis=0)
@@ -66,11 +66,13 @@ def _unevenness(field: FieldOfOne) -> list[tuple[np.ndarray, float]]:
         return np.pad(worse, 2).reshape(INTERVALS, -1).max(axis=1), rounding
 
     with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is refused
-        return [uneven(values[part], slopes[part]) for part in (slice(1600), slice(1600, None))]
+        return [unevenness(values[part], slopes[part]) for part in (slice(1600), slice(1600, None))]
 
 
 @filter_jit
-def _sampled(field: FieldOfOne, parts: Float[Array, "parts points"]) -> tuple[Array, Array]:
+def _values_and_slopes(
+    field: FieldOfOne, parts: Float[Array, "parts points"]
+) -> tuple[Array, Array]:
     """Return a field's values and slopes, in parts of one size so that it is compiled once."""
 
     def linear(p: Array) -> tuple[Array, Array]:

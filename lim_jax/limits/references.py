@@ -63,9 +63,9 @@ def _twins(pair: tuple[Any, Any], grids: Sequence[Grid]) -> tuple[Any, Any] | No
     return cubic(grids[0]), cubic(grids[1])
 
 
-def reliability_warning(of_polynomial: float, of_limit: float, dtype: Any) -> str:
+def reliability_warning(polynomial_change: float, limit_change: float, dtype: Any) -> str:
     """Say why a reference is unreliable, from changes between two panel grids; "" if it is not."""
     rounding = np.sqrt(np.finfo(dtype).eps)
-    if of_polynomial > rounding:
+    if polynomial_change > rounding:
         return PICKS
-    return ROUGH if of_limit > rounding else ""
+    return ROUGH if limit_change > rounding else ""

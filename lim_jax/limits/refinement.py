@@ -111,8 +111,10 @@ def refine_against(
 ) -> Study:
     """Study the largest distances from the second reference; the first tells its error."""
     check, exact = map(np.asarray, references)
-    *errors, own = (float(np.abs(np.asarray(each) - exact).max()) for each in (*values, check))
-    return refine(source, None, refinements, errors, own)
+    *errors, reference_error = (
+        float(np.abs(np.asarray(each) - exact).max()) for each in (*values, check)
+    )
+    return refine(source, None, refinements, errors, reference_error)
 
 
 def richardson(

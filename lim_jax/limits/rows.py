@@ -35,10 +35,10 @@ class Row(NamedTuple):
     def record(self) -> dict[str, Any]:
         """Return everything as plain numbers and strings."""
         study = self.study
-        own = self._asdict()
-        del own["study"]
+        fields = self._asdict()
+        del fields["study"]
         derived = {"agrees": self.agrees, "order": study.order._asdict(), "holds": study.holds}
-        return {**own, **derived, "verdict": study.verdict, **study._asdict()}
+        return {**fields, **derived, "verdict": study.verdict, **study._asdict()}
 
 
 class Curve(NamedTuple):

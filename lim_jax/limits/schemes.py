@@ -78,14 +78,14 @@ def _layers(control: Control, times: Float[Array, " depth"], change: PyTree) -> 
 def perturbation(direction: PyTree, sizes: Callable[[int], np.ndarray]) -> Callable[[int], PyTree]:
     """Return a function that perturbs the layers of any depth along a direction, by `sizes`."""
 
-    def perturbed(depth: int) -> PyTree:
+    def at_depth(depth: int) -> PyTree:
         # On the host: JAX would compile for every depth, each being a shape of its own.
         return jax.tree.map(
             lambda leaf: np.multiply.outer(sizes(depth), np.asarray(leaf)).astype(leaf.dtype),
             direction,
         )
 
-    return perturbed
+    return at_depth
 
 
 def reference_flows(
@@ -93,7 +93,8 @@ def reference_flows(
 ) -> Flows:
     """Return the depth flow by Tsit5 and by Dopri8, to 1e-13: the second is the reference."""
 
-    def flow(solver: diffrax.AbstractSolver) -> ContinuousFlow:
+    def flow_by(solver: diffrax.AbstractSolver) -> ContinuousFlow:
+        """Return the flow by one solver, to tolerances of 1e-13."""
         return ContinuousFlow(
             control,
             horizon=horizon,
@@ -102,4 +103,4 @@ def reference_flows(
             stepsize_controller=diffrax.PIDController(rtol=1e-13, atol=1e-13),
         )
 
-    return flow(diffrax.Tsit5()), flow(diffrax.Dopri8())
+    return flow_by(diffrax.Tsit5()), flow_by(diffrax.Dopri8())

@@ -187,7 +187,7 @@ def margin_loss(
     answers = jnp.take_along_axis(logits, classes, axis=1)[:, 0]
     chosen = jnp.arange(logits.shape[1])[None, :] == classes.astype(int)
     others = jax.nn.logsumexp(jnp.where(chosen, -jnp.inf, logits), axis=1)
-    return _weighted(others - answers, query_weights)
+    return _weighted_sum(others - answers, query_weights)
 
 
 def own_margin_loss(logits: Logits, query_weights: Float[Array, " length"]) -> Scalar:
@@ -315,7 +315,7 @@ def positionwise_cross_entropy(logits: Logits, labels: Labels) -> Float[Array, "
     >>> positionwise_cross_entropy(jnp.zeros((2, 2)), labels).round(4).tolist()
     [0.6931, 0.6931]
     """
-    return _losses(logits, labels, asked=jnp.array(True))
+    return _losses(logits, labels, is_query=jnp.array(True))
 
 
 @filter_jit
@@ -385,8 +385,8 @@ def sliced_cross_entropy(
     weights = checked_queries(query_weights)
     answers, others = _answers_and_others(slices, targets, weights)
     if _class_numbers(targets):
-        return _weighted(jax.nn.softplus(others - answers), weights)
-    return _weighted(targets.sum(axis=1) * others - answers, weights)
+        return _weighted_sum(jax.nn.softplus(others - answers), weights)
+    return _weighted_sum(targets.sum(axis=1) * others - answers, weights)
 
 
 def sliced_margin_loss(
@@ -396,18 +396,18 @@ def sliced_margin_loss(
     weights = checked_queries(query_weights)
     _require_answers(targets, slices.classes)
     answers, others = _answers_and_others(slices, targets, weights)
-    return _weighted(others - answers, weights)
+    return _weighted_sum(others - answers, weights)
 
 
 def sliced_answers(slices: Slices) -> Int[Array, " length"]:
     """Return the class of the largest logit of each row, the first of equal ones."""
     starts = jnp.arange(0, slices.classes, slices.size).clip(max=slices.classes - slices.size)
 
-    def of_slice(start: Int[Array, ""]) -> tuple[Array, Array]:
+    def largest_in_slice(start: Int[Array, ""]) -> tuple[Array, Array]:
         logits = jax.lax.stop_gradient(slices.of(start))
         return logits.max(axis=1), start + logits.argmax(axis=1)
 
-    peaks, classes = jax.lax.map(of_slice, starts)
+    peaks, classes = jax.lax.map(largest_in_slice, starts)
     return jnp.take_along_axis(classes, peaks.argmax(axis=0)[None], axis=0)[0]
 
 
@@ -417,7 +417,7 @@ def _answers_and_others(
     """Return the answers' logits, and the log-sum-exp of the others; for soft labels of all."""
     size = slices.size
     classes = slices.classes
-    _require_labels_of((*weights.shape, classes), targets)
+    _require_labels_for_shape((*weights.shape, classes), targets)
     numbered = _class_numbers(targets)
     if numbered:
         targets = _known_classes(targets, classes, weights != 0).astype(int)
@@ -431,25 +431,25 @@ def _answers_and_others(
         numbers = start + jnp.arange(size)[None, :]
         new = numbers >= index * size
         if numbered:
-            chosen = new & (numbers == targets[:, None])
-            picked = jnp.where(chosen, logits, 0)
-            others = new & ~chosen
+            is_target = new & (numbers == targets[:, None])
+            answer_terms = jnp.where(is_target, logits, 0)
+            others = new & ~is_target
         else:
             labels = jax.lax.dynamic_slice_in_dim(targets, start, size, axis=1)
             # A masked class (logit -inf, label 0) counts for nothing.
-            picked = jnp.where(new & (labels != 0), labels * logits, 0)
+            answer_terms = jnp.where(new & (labels != 0), labels * logits, 0)
             others = new
         largest = jnp.where(others, logits, -jnp.inf).max(axis=1)
         higher = jax.lax.stop_gradient(jnp.maximum(peak, largest))
         # Where nothing is summed, zero is not the exponential of a difference: it has no slope.
         terms = jnp.where(others, jnp.exp(jnp.where(others, logits - higher[:, None], 0)), 0)
         total = total * jnp.exp(peak - higher) + terms.sum(axis=1)
-        return (answers + picked.sum(axis=1), total, higher), None
+        return (answers + answer_terms.sum(axis=1), total, higher), None
 
     zeros = jnp.zeros(weights.shape, slices.dtype)
     sums = zeros, zeros, jnp.full_like(zeros, jnp.finfo(slices.dtype).min)
-    kept = [LOGITS] if weights.size * classes <= FEW_LOGITS else []
-    policy = jax.checkpoint_policies.save_only_these_names(*kept)
+    saved = [LOGITS] if weights.size * classes <= FEW_LOGITS else []
+    policy = jax.checkpoint_policies.save_only_these_names(*saved)
     add = jax.checkpoint(add, prevent_cse=False, policy=policy)
     (answers, total, peak), _ = jax.lax.scan(add, sums, jnp.arange(-(-classes // size)))
     return answers, jnp.log(total) + peak
@@ -458,7 +458,7 @@ def _answers_and_others(
 def _weighted_cross_entropy(
     logits: Logits, labels: Labels, weights: Float[Array, " length"]
 ) -> Scalar:
-    return _weighted(_losses(logits, labels, weights != 0), weights)
+    return _weighted_sum(_losses(logits, labels, weights != 0), weights)
 
 
 def checked_queries(query_weights: Float[Array, " length"]) -> Float[Array, " length"]:
@@ -473,7 +473,7 @@ def checked_queries(query_weights: Float[Array, " length"]) -> Float[Array, " le
     )
 
 
-def _weighted(losses: Float[Array, " length"], weights: Float[Array, " _"]) -> Scalar:
+def _weighted_sum(losses: Float[Array, " length"], weights: Float[Array, " _"]) -> Scalar:
     """Sum losses by weights; an infinite loss of weight zero counts for nothing."""
     _require_for_each(weights, losses)
     # Where nothing is asked the class may be a masked one: zero times infinity is no loss.
@@ -492,12 +492,12 @@ def _require_for_each(weights: Array, losses: Array) -> None:
 
 
 def _losses(
-    logits: Logits, labels: Labels, asked: Bool[Array, "*length"]
+    logits: Logits, labels: Labels, is_query: Bool[Array, "*length"]
 ) -> Float[Array, " length"]:
     """Compute every position's cross-entropy, with class numbers or with soft labels."""
     _require_labels(logits, labels)
     if _class_numbers(labels):
-        classes = _known_classes(labels, logits.shape[1], asked)
+        classes = _known_classes(labels, logits.shape[1], is_query)
         right = jnp.take_along_axis(logits, classes[:, None], axis=1)[:, 0]
         return jax.nn.logsumexp(logits, axis=1) - right
     # The safe form takes a masked class (logit -inf, label 0) as 0 rather than NaN.
@@ -509,24 +509,24 @@ def _class_numbers(labels: Labels) -> bool:
 
 
 def _known_classes(
-    labels: Int[Array, " length"], classes: int, asked: Bool[Array, "*length"]
+    labels: Int[Array, " length"], classes: int, is_query: Bool[Array, "*length"]
 ) -> Int[Array, " length"]:
-    """Return class numbers of the vocabulary; use raises at others, except where not asked."""
+    """Return class numbers of the vocabulary; use raises at others, but where no query is."""
     last = classes - 1
     message = (
         f"labels: expected class numbers from 0 to {last}, got others. Pass logits of all classes, "
         "or cast labels to floats if they are weights."
     )
-    labels = error_if(labels, asked & ((labels < 0) | (labels > last)), message)
+    labels = error_if(labels, is_query & ((labels < 0) | (labels > last)), message)
     return jnp.clip(labels, 0, last)
 
 
 def _require_labels(logits: Logits, labels: Labels) -> None:
     require_floats(logits, "logits", "length vocabulary")
-    _require_labels_of(logits.shape, labels)
+    _require_labels_for_shape(logits.shape, labels)
 
 
-def _require_labels_of(shape: tuple[int, ...], labels: Labels) -> None:
+def _require_labels_for_shape(shape: tuple[int, ...], labels: Labels) -> None:
     """Raise ValueError unless labels are class numbers or weights for logits of this shape."""
     dtype = getattr(labels, "dtype", None)
     numbered = dtype is not None and jnp.issubdtype(dtype, jnp.integer)

@@ -70,9 +70,9 @@ def last_token(size: int) -> Float[Array, " length"]:
     return _equal_weights(size, slice(size - 1, size))
 
 
-def _equal_weights(size: int, asked: slice) -> Float[Array, " length"]:
-    """Return weights of sum one, equal at the asked positions and zero elsewhere."""
+def _equal_weights(size: int, queries: slice) -> Float[Array, " length"]:
+    """Return weights of sum one, equal at the queries and zero elsewhere."""
     # On the host: a length that was not seen before compiles nothing.
     weights = np.zeros(size, jax.dtypes.canonicalize_dtype(float))
-    weights[asked] = 1 / weights[asked].size
+    weights[queries] = 1 / weights[queries].size
     return jax.device_put(weights)

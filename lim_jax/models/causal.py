@@ -55,7 +55,7 @@ from lim_jax.network.norms import Norm
 from lim_jax.network.slots import State
 from lim_jax.weights import Rows, gather_rows, slice_rows
 
-Profile = Float[Array, " length"]
+PerPosition = Float[Array, " length"]
 
 
 # Logits are made of so many words at a time, and of fewer where many positions are asked, so that
@@ -63,7 +63,7 @@ Profile = Float[Array, " length"]
 WORDS_AT_ONCE = 8192
 LOGITS_AT_ONCE = 2**24
 HalfPrecision = Literal["as published", "float16", "bfloat16"]
-KEPT = get_args(HalfPrecision)
+STORAGE_DTYPES = get_args(HalfPrecision)
 EXAMPLE = "Make it of a window of ids by model.example."
 ONE_EACH = "Take loss.teacher_forcing or loss.last_token of the context's length."
 
@@ -79,7 +79,7 @@ class Targets(NamedTuple):
     weights
         :math:`\alpha`, one for each query, of sum one, as `loss.teacher_forcing` and
         `loss.last_token` give them.
-    places
+    positions
         The positions of the queries, from 0, whose logits alone are made; None for a query at every
         position.
     starts
@@ -93,7 +93,7 @@ class Targets(NamedTuple):
 
     targets: Labels
     weights: Float[Array, " queries"]
-    places: Int[Array, " queries"] | None = None
+    positions: Int[Array, " queries"] | None = None
     starts: Starts | None = None
     log_weights: Float[Array, " length"] | None = None
     parts: Int[Array, " length"] | None = None
@@ -101,14 +101,14 @@ class Targets(NamedTuple):
 
 @dataclass(frozen=True)
 class LossOfLogits:
-    """A loss ``of_logits(logits, y)`` of a language model at the places that are asked.
+    """A loss ``from_logits(logits, y)`` of a language model at the positions that are asked.
 
     Logits are `loss.losses.Slices` where they never stand all at once. Files of interrupted runs
     know the loss by its `name`.
     """
 
     name: str
-    of_logits: Callable[[Logits | Slices, Targets], Scalar]
+    from_logits: Callable[[Logits | Slices, Targets], Scalar]
 
     def _identity(self) -> tuple[str]:
         """Return what a digest reads in place of this object: its name."""
@@ -116,7 +116,7 @@ class LossOfLogits:
 
     def terminal(self, model: "CausalLM", state: State, y: Targets) -> Scalar:
         """Compute the loss of the network's last state; only positions of queries are read."""
-        return self.of_logits(model.logits_of_queries(state, y), y)
+        return self.from_logits(model.logits_of_queries(state, y), y)
 
     def __call__(self, model: "CausalLM", x: State, y: Targets) -> Scalar:
         """Compute the loss of one embedded context."""
@@ -150,8 +150,10 @@ def _margin_loss(logits: Logits | Slices, y: Targets) -> Scalar:
 
 def _own_margin_loss(logits: Logits | Slices, y: Targets) -> Scalar:
     """Compute the margin loss of the likeliest words instead of the targets."""
-    own = losses.sliced_answers(logits) if isinstance(logits, Slices) else logits.argmax(axis=1)
-    return _margin_loss(logits, y._replace(targets=own))
+    likeliest = (
+        losses.sliced_answers(logits) if isinstance(logits, Slices) else logits.argmax(axis=1)
+    )
+    return _margin_loss(logits, y._replace(targets=likeliest))
 
 
 class CausalLM(eqx.Module):
@@ -194,7 +196,7 @@ class CausalLM(eqx.Module):
     """
 
     embedding: Rows
-    positions: Float[Array, "places width"] | None
+    positions: Float[Array, "positions width"] | None
     flow: ResidualFlow
     norm: Norm
     head: Rows | None = None
@@ -254,9 +256,9 @@ class CausalLM(eqx.Module):
             If an id is outside the vocabulary, or a packed context longer than the `limit`.
         """
         require_indices(ids, "ids")
-        ids = _checked_numbers(ids, "ids", self.vocabulary)
+        ids = _check_numbers(ids, "ids", self.vocabulary)
         length = ids.shape[0]
-        places = slice(ids.shape[0])
+        positions = slice(length)
         most, why = self.limit or (length, "")
         if y is None or y.starts is None:
             self._warn_beyond(length)
@@ -264,16 +266,16 @@ class CausalLM(eqx.Module):
             cure = "Cut the context to that length."
             require(length <= most, "ids", got=got, expected=f"at most {most}, {why}", cure=cure)
         else:
-            places = jnp.arange(length, dtype=y.starts.dtype) - y.starts
+            positions = jnp.arange(length, dtype=y.starts.dtype) - y.starts
             message = (
                 f"ids: expected contexts of at most {most} ids, {why}, got a longer one. Cut them "
                 "to that length."
             )
             if self.limit is not None:
-                ids = error_if(ids, places >= most, message)
+                ids = error_if(ids, positions >= most, message)
         rows = gather_rows(self.embedding, ids)
         rows = rows if self.embedding_scale == 1 else self.embedding_scale * rows
-        return rows if self.positions is None else rows + self.positions[places]
+        return rows if self.positions is None else rows + self.positions[positions]
 
     def _warn_beyond(self, length: int) -> None:
         """Warn if a context is longer than those that the network was made for."""
@@ -360,7 +362,7 @@ class CausalLM(eqx.Module):
         return self.readout(self.flow(x, grid), grid)
 
     def example(
-        self, window: Int[Array, " tokens"], query_weights: Profile
+        self, window: Int[Array, " tokens"], query_weights: PerPosition
     ) -> tuple[State, Targets]:
         r"""Return one example ``(x, y)`` of a window of L + 1 ids, whose last is a target only.
 
@@ -442,21 +444,21 @@ class CausalLM(eqx.Module):
     ) -> Float[Array, "queries vocabulary"] | Slices:
         """Return the logits at the queries' positions, in slices of words if there are many."""
         require_kind(y, Targets, "y", EXAMPLE)
-        if y.places is not None:
-            state = state[_checked_numbers(y.places, "places", state.shape[0])]
+        if y.positions is not None:
+            state = state[_check_numbers(y.positions, "positions", state.shape[0])]
         queries = y.weights.shape[0]
-        places = state.shape[0]
-        got = f"{queries} queries of a context of {places} places"
+        length = state.shape[0]
+        got = f"{queries} queries of a context of {length} places"
         expected = "a query at every place, or the place of each"
-        cure = "Name them: Targets(targets, weights, places)."
-        require(queries == places, "places", got=got, expected=expected, cure=cure)
+        cure = "Name them: Targets(targets, weights, positions)."
+        require(queries == length, "positions", got=got, expected=expected, cure=cure)
         size = self.words_at_once(queries)
         if size < self.vocabulary:
             return self._slices(state, size)
         return self.readout(state, _grid_of(state))
 
 
-def _checked_numbers(numbers: Int[Array, "..."], name: str, count: int) -> Int[Array, "..."]:
+def _check_numbers(numbers: Int[Array, "..."], name: str, count: int) -> Int[Array, "..."]:
     """Return numbers; their use raises where one is not from 0 to below `count`."""
     message = (
         f"{name}: expected numbers from 0 to {count - 1}, got others. Take the ids of this model's "
@@ -477,7 +479,7 @@ def _grid_of(x: State, y: Targets | None = None) -> Grid:
 def load(
     path: AnyPath,
     dtype: str = "float32",
-    kept: HalfPrecision | None = None,
+    storage_dtype: HalfPrecision | None = None,
     mesh: Mesh | None = None,
     *,
     compute: str | None = None,
@@ -497,7 +499,7 @@ def load(
     dtype
         The precision in which the model computes, and of the weights that come back: "float32", the
         default, or "float64".
-    kept
+    storage_dtype
         A half precision in which matrices are kept, each layer widened to float32 as it is needed,
         or multiplied as it is where `compute` is "bfloat16"; None for arrays of `dtype`.
         ``"as published"`` loses nothing: full and half precision stay, and what is quantised or
@@ -510,9 +512,9 @@ def load(
         The precision of products, of `network.ResidualFlow`: "bfloat16" rounds their operands; None
         is for what `jax.default_matmul_precision` says.
     on_host
-        Whether what is `kept` stays in the host's memory, and a layer goes to the device as it is
-        needed: for networks larger than the device. Derivatives in such weights raise
-        NotImplementedError. It needs `kept`, and no `mesh`.
+        Whether what has a `storage_dtype` stays in the host's memory, and a layer goes to the
+        device as it is needed: for networks larger than the device. Derivatives in such weights
+        raise NotImplementedError. It needs `storage_dtype`, and no `mesh`.
     download
         Whether to download the files of a public name that the cache lacks.
 
@@ -530,7 +532,7 @@ def load(
         missing, surplus, of another shape, or not finite, or arguments exclude one another.
     """
     source = open_files(path, download=download)
-    return load_network(source, dtype, kept, mesh, compute=compute, on_host=on_host)
+    return load_network(source, dtype, storage_dtype, mesh, compute=compute, on_host=on_host)
 
 
 def open(
@@ -588,23 +590,34 @@ def open_files(path: AnyPath, *, download: bool = False) -> Source:
 def load_network(
     source: Source,
     dtype: str = "float32",
-    kept: HalfPrecision | None = None,
+    storage_dtype: HalfPrecision | None = None,
     mesh: Mesh | None = None,
     *,
     compute: str | None = None,
     on_host: bool = False,
 ) -> CausalLM:
     """Read a network from files opened by `open_files`; the arguments are those of `load`."""
-    holds = kept is None or (kept in KEPT and dtype == "float32")
-    got = f"{kept!r} with dtype {dtype!r}"
-    expected = f"None, or one of {KEPT} with dtype 'float32'"
-    cure = "Take dtype='float32', to which half precision is converted, or leave `kept` out."
-    require(holds, "kept", got=got, expected=expected, cure=cure)
-    holds = not on_host or (kept is not None and mesh is None)
-    expected = "weights that are kept, and no mesh"
-    cure = "Pass `kept` and no mesh: the host stores matrices in half precision, for one device."
-    require(holds, "on_host", got=f"kept={kept!r}, mesh={mesh}", expected=expected, cure=cure)
-    precision = published_precision(source) if kept == KEPT[0] else kept
+    holds = storage_dtype is None or (storage_dtype in STORAGE_DTYPES and dtype == "float32")
+    got = f"{storage_dtype!r} with dtype {dtype!r}"
+    expected = f"None, or one of {STORAGE_DTYPES} with dtype 'float32'"
+    cure = (
+        "Take dtype='float32', to which half precision is converted, or leave `storage_dtype` out."
+    )
+    require(holds, "storage_dtype", got=got, expected=expected, cure=cure)
+    holds = not on_host or (storage_dtype is not None and mesh is None)
+    expected = "a storage_dtype, and no mesh"
+    cure = (
+        "Pass `storage_dtype` and no mesh: the host stores matrices in half precision, for one "
+        "device."
+    )
+    require(
+        holds,
+        "on_host",
+        got=f"storage_dtype={storage_dtype!r}, mesh={mesh}",
+        expected=expected,
+        cure=cure,
+    )
+    precision = published_precision(source) if storage_dtype == STORAGE_DTYPES[0] else storage_dtype
     if mesh is not None:
         placement = shard(mesh, None if precision == MIXED else precision)
     elif precision == MIXED:
@@ -627,7 +640,7 @@ def _network(
     """Read a network with a placement of weights; raise ValueError at tensors left over."""
     cure = (
         "Pass one of these: models compute in full precision. To store weights in half precision "
-        "take `kept`."
+        "take `storage_dtype`."
     )
     require_name(dtype, ("float32", "float64"), "dtype", cure)
     recipe = recipe_of(source.config)

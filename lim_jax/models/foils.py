@@ -127,11 +127,11 @@ def contrast_loss(model: CausalLM, x: State, y: Contrast) -> Scalar:
     True
     """
     require_kind(y, Contrast, "y", MADE)
-    answer = _continued(model, x, y, y.answer, y.answer_weights)
-    return answer - _continued(model, x, y, y.foil, y.foil_weights)
+    answer = _continuation_loss(model, x, y, y.answer, y.answer_weights)
+    return answer - _continuation_loss(model, x, y, y.foil, y.foil_weights)
 
 
-def _continued(model: CausalLM, x: State, y: Contrast, ids: Any, weights: Any) -> Scalar:
+def _continuation_loss(model: CausalLM, x: State, y: Contrast, ids: Any, weights: Any) -> Scalar:
     r"""Compute :math:`-\sum_j w_j \log p(y_j)` of ids after a prompt, each given all before it."""
     require_indices(ids, "ids")
     got = f"shape {weights.shape}"
@@ -146,7 +146,7 @@ def _continued(model: CausalLM, x: State, y: Contrast, ids: Any, weights: Any) -
         rows = model.embed(ids[:-1], Targets(ids[:-1], weights[:-1], starts=starts))
         x = jnp.concatenate([x, jnp.zeros_like(rows)])
         x = jax.lax.dynamic_update_slice_in_dim(x, rows, length, 0)
-    places = length - 1 + jnp.arange(more + 1, dtype=length.dtype)
+    positions = length - 1 + jnp.arange(more + 1, dtype=length.dtype)
     total = weights.sum()
     grid = token_grid(x.shape[0], x.dtype)
     if y.log_weights is not None:
@@ -154,4 +154,4 @@ def _continued(model: CausalLM, x: State, y: Contrast, ids: Any, weights: Any) -
         parts = None if y.parts is None else pad(y.parts, constant_values=-1)
         grid = grid.weighted(pad(y.log_weights), parts)
     state = model.flow(x, grid)
-    return total * model.terminal_loss(state, Targets(ids, weights / total, places))
+    return total * model.terminal_loss(state, Targets(ids, weights / total, positions))

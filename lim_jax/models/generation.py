@@ -84,7 +84,7 @@ def answer(
         size = padded_size(model, len(row) + steps - 1)
         # Length and steps are arrays, so that a program is compiled for the size alone.
         numbers = jax.device_put((np.pad(row, (0, size + 1 - len(row))), len(row), steps))
-        padded, length = _continued(model, *numbers, jax.device_put(np.array([*ends], np.int32)))
+        padded, length = _continue(model, *numbers, jax.device_put(np.array([*ends], np.int32)))
         row = np.asarray(padded)[: int(length)]
     return jax.device_put(row[len(ids) :])
 
@@ -97,11 +97,11 @@ def _steps(model: CausalLM, length: int, stop: int) -> int:
 
 
 @cached_jit
-def _continued(
+def _continue(
     model: CausalLM, ids: Int[Array, " more"], length: Place, steps: Place, ends: Int[Array, " _"]
 ) -> tuple[Int[Array, " more"], Place]:
     """Return the ids with those put in that follow the first `length`, and the new length."""
-    logits, kept = prefill_logits(model, ids[:-1], length)
+    logits, caches = prefill_logits(model, ids[:-1], length)
     grid = token_grid(ids.shape[0] - 1, logits.dtype)
     stop = length + steps
 
@@ -111,20 +111,20 @@ def _continued(
         likeliest = jnp.argmax(error_if_not_finite(logits, "logits")).astype(ids.dtype)
         return ids.at[length].set(likeliest), length + 1
 
-    def goes_on(state: Any) -> Array:
+    def is_unfinished(state: Any) -> Array:
         """Tell whether to decode another id: the last one ends nothing and there is room."""
         ids, length, _ = state
         return (length < stop) & ~jnp.isin(ids[length - 1], ends)
 
-    def one_more(state: Any) -> Any:
+    def decode_next(state: Any) -> Any:
         """Decode one more id with the cache."""
-        ids, length, kept = state
-        logits, kept = decode_logits(model, ids[length - 1], length - 1, kept, grid)
-        return *put(ids, logits, length), kept
+        ids, length, caches = state
+        logits, caches = decode_logits(model, ids[length - 1], length - 1, caches, grid)
+        return *put(ids, logits, length), caches
 
-    if kept is None:
+    if caches is None:
         return put(ids, logits, length)
-    return jax.lax.while_loop(goes_on, one_more, (*put(ids, logits, length), kept))[:2]
+    return jax.lax.while_loop(is_unfinished, decode_next, (*put(ids, logits, length), caches))[:2]
 
 
 def prefill_logits(
@@ -134,18 +134,18 @@ def prefill_logits(
     x = model.embed(ids)
     grid = token_grid(x.shape[0], x.dtype)
     cached = has_kv_cache(model.flow)
-    state, kept = prefill(model.flow, x, grid, length) if cached else (model.flow(x, grid), None)
-    return _logits(model, jax.lax.dynamic_slice_in_dim(state, length - 1, 1)), kept
+    state, caches = prefill(model.flow, x, grid, length) if cached else (model.flow(x, grid), None)
+    return _logits(model, jax.lax.dynamic_slice_in_dim(state, length - 1, 1)), caches
 
 
 def decode_logits(
-    model: CausalLM, token: Int[Array, ""], place: Place, kept: Caches, grid: CellGrid
+    model: CausalLM, token: Int[Array, ""], place: Place, caches: Caches, grid: CellGrid
 ) -> tuple[Row, Caches]:
     """Return the logits after one more id at its position, and the caches extended by it."""
     # A row of this one id, whose context began so many positions before it.
     alone = Targets(token[None], jnp.ones(1, grid.weights.dtype), starts=-place[None])
-    state, kept = decode_step(model.flow, model.embed(token[None], alone), place, kept, grid)
-    return _logits(model, state), kept
+    state, caches = decode_step(model.flow, model.embed(token[None], alone), place, caches, grid)
+    return _logits(model, state), caches
 
 
 def _logits(model: CausalLM, state: Float[Array, "1 width"]) -> Row:

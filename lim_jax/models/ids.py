@@ -35,10 +35,10 @@ from lim_jax.models.causal import CausalLM, LossOfLogits, Targets
 from lim_jax.models.foils import Contrast
 from lim_jax.models.layerwise import STATES_IN_MEMORY, energies_by_layers, states_size
 
-Profile = Float[Array | np.ndarray, " _"]
+PerPosition = Float[Array | np.ndarray, " _"]
 ByToken = Float[Array | np.ndarray, "_ ..."]
 Windows = Sequence[Integer[Array | np.ndarray, " _"]]
-Ask = Callable[[int], Profile] | Sequence[Profile | Contrast]
+Ask = Callable[[int], PerPosition] | Sequence[PerPosition | Contrast]
 # A context as a program takes it, on the host: its ids, targets, the scale of its energies, and
 # the part of each of its tokens, -1 for none.
 Padded = tuple[Array | np.ndarray, Targets | Contrast, Array | np.ndarray, Array | np.ndarray]
@@ -110,7 +110,7 @@ def influence_of_ids(
     """
     require_regions(regions)
     energies = [
-        _carried(_shares(length, energy, regions), energy)
+        _carry(_shares(length, energy, regions), energy)
         for length, energy in _rows_by_context(model, windows, ask, loss)
     ]
     return Influence.from_energies(jnp.stack(energies), regions, keep_examples=keep_examples)
@@ -233,14 +233,16 @@ def padded_size(model: CausalLM, length: int) -> int:
     return size if model.same_rope(size, length) else length
 
 
-def _asked(ask: Ask, windows: Windows) -> Any:
+def _ask_by_context(ask: Ask, windows: Windows) -> Any:
     """Return each context's query weights or contrast; raise ValueError if their number differs."""
-    asked: Any = [ask(len(window) - 1) for window in windows] if callable(ask) else ask
-    listed = isinstance(asked, (list, tuple, *ARRAYS))
-    got = f"weights of {len(asked)} contexts" if listed else described(ask)
+    ask_by_context: Any = [ask(len(window) - 1) for window in windows] if callable(ask) else ask
+    listed = isinstance(ask_by_context, (list, tuple, *ARRAYS))
+    got = f"weights of {len(ask_by_context)} contexts" if listed else described(ask)
     expected = f"those of {len(windows)}, or a function of a context's length"
-    require(listed and len(asked) == len(windows), "ask", got=got, expected=expected, cure=ASK)
-    return asked
+    require(
+        listed and len(ask_by_context) == len(windows), "ask", got=got, expected=expected, cure=ASK
+    )
+    return ask_by_context
 
 
 def _rows_by_context(
@@ -261,10 +263,12 @@ def _rows_by_context(
     require_kind(model, CausalLM, "model", "Load one: models.load(folder).")
     _require_windows(windows)
     require_text(run, "run")
-    asked = _asked(ask, windows)
-    of_ids = LossOfIds(_embedded, loss)
+    ask_by_context = _ask_by_context(ask, windows)
+    loss_of_ids = LossOfIds(_embed, loss)
     labels = parts or [np.full(len(window) - 1, -1, np.int32) for window in windows]
-    padded = [_padded(model, *context) for context in zip(windows, asked, labels, strict=True)]
+    contexts = [
+        _pad(model, *context) for context in zip(windows, ask_by_context, labels, strict=True)
+    ]
     folder = None if checkpoint is None else checkpoint_folder(checkpoint)
     about = {}
     if folder is not None:
@@ -272,41 +276,45 @@ def _rows_by_context(
             "function": _function(scores, scores_name),
             "loss": _loss_name(loss),
             "run": run,
-            "parameters": digest((of_ids, model), named=run != ""),
+            "parameters": digest((loss_of_ids, model), named=run != ""),
         }
 
-    def measured(numbers: list[int]) -> Float[np.ndarray, "contexts length ..."]:
+    def measure_batch(numbers: list[int]) -> Float[np.ndarray, "contexts length ..."]:
         """Compute the scores or energies of a batch of contexts."""
-        ids, y, scale, labels = _stacked(padded, numbers)
+        ids, y, scale, labels = _stack(contexts, numbers)
         if scores is not None:
-            return np.asarray(_scores(scores, of_ids, model, ids, y, labels))
+            return np.asarray(_scores(scores, loss_of_ids, model, ids, y, labels))
         few = states_size(model, ids) <= STATES_IN_MEMORY
         if folder is None or few or not (isinstance(loss, LossOfLogits) and isinstance(y, Targets)):
-            return np.asarray(_energy(of_ids, model, ids, y, scale))
+            return np.asarray(_energy(loss_of_ids, model, ids, y, scale))
         states = folder / digest((ids, y))
         energies = energies_by_layers(loss, model, ids, y, states, about, progress_of_layers)
         return energies * np.asarray(scale)[:, None]
 
-    def of_batch(numbers: list[int]) -> dict[int, ByToken]:
+    def batch_rows(numbers: list[int]) -> dict[int, ByToken]:
         """Return the rows of a batch, which is computed unless files have all of them."""
-        batch = cache(lambda: measured(numbers))
+        batch = cache(lambda: measure_batch(numbers))
         rows: dict[int, ByToken] = {}
         for row, number in enumerate(dict.fromkeys(numbers)):
             measure = partial(lambda row: batch()[row], row)
             if folder is not None:
-                told = (windows[number], asked[number], *([] if parts is None else [parts[number]]))
-                context = {"context": digest(told)}
+                inputs = (
+                    windows[number],
+                    ask_by_context[number],
+                    *([] if parts is None else [parts[number]]),
+                )
+                context = {"context": digest(inputs)}
                 measure = partial(once, folder / f"{number}", {**about, **context}, measure)
             rows[number] = measure()
         return rows
 
-    fetched = model.flow.is_offloaded
-    batches = _batches(padded, CALL_WITH_READING if fetched else CALL_IN_MEMORY)
+    is_offloaded = model.flow.is_offloaded
+    batches = _batches(contexts, CALL_WITH_READING if is_offloaded else CALL_IN_MEMORY)
     batch_of = {number: numbers for numbers in batches for number in numbers}
     rows: dict[int, ByToken] = {}
     for number in progress(list(range(len(windows)))):
         if number not in rows:
-            rows |= of_batch(batch_of[number])
+            rows |= batch_rows(batch_of[number])
         yield len(windows[number]) - 1, rows.pop(number)
 
 
@@ -335,7 +343,7 @@ def _cut(numbers: list[int], length: int, call: int) -> list[list[int]]:
     return [filled[start : start + size] for start in range(0, len(numbers), size)]
 
 
-def _stacked(
+def _stack(
     contexts: Sequence[Padded], numbers: Sequence[int]
 ) -> tuple[Array, Targets | Contrast, Array, Array]:
     """Stack a batch of contexts on the device, with one query each if no more have weight."""
@@ -371,13 +379,13 @@ def _require_windows(windows: Windows) -> None:
         require_window(window, "windows")
 
 
-def _embedded(model: CausalLM, ids: Int[Array, " length"], y: Targets | Contrast) -> Array:
+def _embed(model: CausalLM, ids: Int[Array, " length"], y: Targets | Contrast) -> Array:
     """Embed one context's ids."""
     return model.embed(ids, y if isinstance(y, Targets) else None)
 
 
-def _padded(
-    model: CausalLM, window: Any, asked: Profile | Contrast, parts: Int[np.ndarray, " _"]
+def _pad(
+    model: CausalLM, window: Any, ask: PerPosition | Contrast, parts: Int[np.ndarray, " _"]
 ) -> Padded:
     """Pad a context's ids, parts and queries; only positions of non-zero weight are queried."""
     # The head reads only the positions whose weights are not zero. Padding has id zero, and queries
@@ -388,23 +396,23 @@ def _padded(
     dtype = model.embedding.dtype
     # Energies are densities, and the padded grid's cells are narrower than the context's own.
     scale: Any = np.asarray((length / size) ** 2, dtype)
-    ids = _filled(row[:-1], size)
-    labels = _filled(np.asarray(parts) + 1, size) - 1
-    if isinstance(asked, Contrast):
-        return ids, _padded_contrast(asked, length, size, dtype), scale, labels
+    ids = _fill(row[:-1], size)
+    labels = _fill(np.asarray(parts) + 1, size) - 1
+    if isinstance(ask, Contrast):
+        return ids, _pad_contrast(ask, length, size, dtype), scale, labels
     expected = f"weights of shape {(length,)}, one for each place of the context"
-    weights = as_numbers(asked, "ask", expected=expected, cure=ASK).astype(dtype)
+    weights = as_numbers(ask, "ask", expected=expected, cure=ASK).astype(dtype)
     got = f"weights of shape {weights.shape}"
     require(weights.shape == (length,), "ask", got=got, expected=expected, cure=ASK)
-    places = np.flatnonzero(weights)
-    queries = min(size, padded_length(max(1, len(places))))
-    targets = (_filled(part, queries) for part in (row[1:][places], weights[places], places))
+    positions = np.flatnonzero(weights)
+    queries = min(size, padded_length(max(1, len(positions))))
+    targets = (_fill(part, queries) for part in (row[1:][positions], weights[positions], positions))
     return ids, Targets(*targets), scale, labels
 
 
-def _padded_contrast(asked: Contrast, length: int, size: int, dtype: Any) -> Contrast:
+def _pad_contrast(ask: Contrast, length: int, size: int, dtype: Any) -> Contrast:
     """Pad continuations to powers of two with weight zero, unless the prompt may not be padded."""
-    *parts, prompt = (np.asarray(part) for part in asked[:5])
+    *parts, prompt = (np.asarray(part) for part in ask[:5])
     require(
         int(prompt) == length,
         "ask",
@@ -413,18 +421,18 @@ def _padded_contrast(asked: Contrast, length: int, size: int, dtype: Any) -> Con
         cure="Make the window of the prompt and any id after it.",
     )
     sizes = [1 << (len(part) - 1).bit_length() if size > length else len(part) for part in parts]
-    answer, foil, *weights = map(_filled, parts, sizes)
-    of_answer, of_foil = (part.astype(dtype) for part in weights)
-    return Contrast(answer, foil, of_answer, of_foil, prompt)
+    answer, foil, *weights = map(_fill, parts, sizes)
+    answer_weights, foil_weights = (part.astype(dtype) for part in weights)
+    return Contrast(answer, foil, answer_weights, foil_weights, prompt)
 
 
-def _shares(length: int, energy: Profile, regions: Regions) -> Array:
+def _shares(length: int, energy: PerPosition, regions: Regions) -> Array:
     """Return the context cells' shares of the regions' cells, with zeros for its padding."""
     shares = carrying_shares(token_grid(length), regions.grid)
-    return jax.device_put(_filled(shares.astype(energy.dtype), energy.shape[0]))
+    return jax.device_put(_fill(shares.astype(energy.dtype), energy.shape[0]))
 
 
-def _filled(values: np.ndarray, size: int) -> Any:
+def _fill(values: np.ndarray, size: int) -> Any:
     """Pad the last axis with zeros to a size."""
     return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, size - values.shape[-1])])
 
@@ -453,16 +461,16 @@ def _scores(
 ) -> Float[Array, "contexts _ ..."]:
     """Compute the scores of a batch, and check that they are finite."""
 
-    def of_one(ids: Any, y: Any, parts: Any) -> Array:
+    def score_context(ids: Any, y: Any, parts: Any) -> Array:
         """Compute the scores of one context."""
         return scores(loss, model, ids, y, parts)
 
-    rows = jax.vmap(of_one)(ids, y, parts)
+    rows = jax.vmap(score_context)(ids, y, parts)
     return check_finite(rows, (ids, y), None, rows)
 
 
 @jax.jit
-def _carried(
+def _carry(
     shares: Float[Array, "positions length"], energy: Float[Array, " length"]
 ) -> Float[Array, " positions"]:
     """Carry a context's energies over to the cells of the regions' grid."""

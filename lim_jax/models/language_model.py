@@ -62,7 +62,7 @@ class LanguageModel(NamedTuple):
         cls,
         path: AnyPath,
         dtype: str = "float32",
-        kept: HalfPrecision | None = None,
+        storage_dtype: HalfPrecision | None = None,
         *,
         compute: str | None = None,
         on_host: bool = False,
@@ -78,15 +78,15 @@ class LanguageModel(NamedTuple):
             the Hugging Face cache.
         dtype
             The precision in which the model computes: "float32", the default, or "float64".
-        kept
+        storage_dtype
             A half precision in which matrices are kept: "float16", "bfloat16" or "as published";
             None for arrays of `dtype`. `models.load` says what each does.
         compute
             The precision of products: "bfloat16" rounds their operands; None is for what
             `jax.default_matmul_precision` says.
         on_host
-            Whether what is `kept` stays in the host's memory, and a layer goes to the device as it
-            is needed.
+            Whether what has a `storage_dtype` stays in the host's memory, and a layer goes to the
+            device as it is needed.
         download
             Whether to download the files of a public name that the cache lacks.
 
@@ -102,9 +102,11 @@ class LanguageModel(NamedTuple):
         ValueError
             If `models.load` refuses the files, or there is no tokenizer, or one of another kind.
         """
-        said = _looked_through(path, download)
-        network = load_network(said["source"], dtype, kept, compute=compute, on_host=on_host)
-        return cls(network, **said)
+        parts = _look_through(path, download)
+        network = load_network(
+            parts["source"], dtype, storage_dtype, compute=compute, on_host=on_host
+        )
+        return cls(network, **parts)
 
     @classmethod
     def open(
@@ -141,8 +143,8 @@ class LanguageModel(NamedTuple):
         ValueError
             If `models.open` refuses the files, or there is no tokenizer, or one of another kind.
         """
-        said = _looked_through(path, download)
-        return cls(open_network(said["source"], dtype, compute), **said)
+        parts = _look_through(path, download)
+        return cls(open_network(parts["source"], dtype, compute), **parts)
 
     def loaded(self) -> "LanguageModel":
         """Return the same model with its weights read into memory from the opened files."""
@@ -153,7 +155,7 @@ class LanguageModel(NamedTuple):
         return self._replace(network=load_network(self.source, dtype, compute=compute))
 
 
-def _looked_through(path: AnyPath, download: bool) -> dict[str, Any]:
+def _look_through(path: AnyPath, download: bool) -> dict[str, Any]:
     """Read all but the network, so that what is missing is refused before weights are read."""
     name = as_path(path).absolute().name.removesuffix(".gguf")
     path = model_path(path, download=download)

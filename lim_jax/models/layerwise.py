@@ -47,11 +47,11 @@ def energies_by_layers(
     grid = token_grid(ids.shape[1], model.embedding.dtype)
     last = 2 * flow.depth + 1
 
-    def kept(step: int) -> States:
+    def read_step(step: int) -> States:
         """Read the result of an earlier step from its file."""
         return jax.device_put(stored(folder / str(step), run)[1][0])
 
-    def result_of(step: int, before: States) -> States:
+    def compute_step(step: int, before: States) -> States:
         """Compute a step: a layer forward, the loss's gradient, or a layer backward."""
         if step == 0:
             return before
@@ -59,14 +59,14 @@ def energies_by_layers(
             return _forward(flow, jnp.array(step - 1), before, grid)
         if step == flow.depth + 1:
             return _terminal(loss, model, before, y)
-        return _backward(flow, jnp.array(last - step), kept(last - step), before, grid)
+        return _backward(flow, jnp.array(last - step), read_step(last - step), before, grid)
 
     done = max((int(file.name) for file in folder.glob("*") if file.name.isdecimal()), default=-1)
-    result = kept(done) if done >= 0 else _embedded(model, ids, y)
+    result = read_step(done) if done >= 0 else _embed(model, ids, y)
     for step in progress(list(range(last + 1))):
         if step <= done:
             continue
-        result = result_of(step, result)
+        result = compute_step(step, result)
         store(folder / str(step), run, {}, result)
         if step > flow.depth:
             for needless in {step - 1, last - step}:
@@ -75,7 +75,7 @@ def energies_by_layers(
 
 
 @filter_jit
-def _embedded(model: CausalLM, ids: Ids, y: Targets) -> States:
+def _embed(model: CausalLM, ids: Ids, y: Targets) -> States:
     """Embed a batch of contexts."""
     return jax.vmap(model.embed)(ids, y)
 
@@ -94,8 +94,8 @@ def _forward(flow: ResidualFlow, number: Int[Array, ""], x: States, grid: Grid) 
 @filter_jit
 def _terminal(loss: LossOfLogits, model: CausalLM, x: States, y: Targets) -> States:
     """Compute the gradient of each context's loss in its last state."""
-    of_one = jax.value_and_grad(loss.terminal, argnums=1)
-    losses, gradients = jax.vmap(of_one, in_axes=(None, 0, 0))(model, x, y)
+    value_and_gradient = jax.value_and_grad(loss.terminal, argnums=1)
+    losses, gradients = jax.vmap(value_and_gradient, in_axes=(None, 0, 0))(model, x, y)
     return check_finite(gradients, (x, y), losses)
 
 
@@ -105,12 +105,12 @@ def _backward(
 ) -> States:
     """Pull gradients back through one layer."""
 
-    def pulled(layer: Any) -> States:
+    def pull_back(layer: Any) -> States:
         """Pull the gradients back through this layer, at the states before it."""
-        _, transposed = jax.vjp(jax.vmap(lambda x: flow.transition(layer, x, grid)), x)
-        return transposed(gradient)[0]
+        _, pullback = jax.vjp(jax.vmap(lambda x: flow.transition(layer, x, grid)), x)
+        return pullback(gradient)[0]
 
-    return flow.at_layer(pulled, number, x.dtype)
+    return flow.at_layer(pull_back, number, x.dtype)
 
 
 @filter_jit

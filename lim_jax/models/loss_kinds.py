@@ -38,7 +38,7 @@ def _everywhere(answered: Answered) -> Float[np.ndarray, " length"]:
     return np.full(answered.size, 1 / answered.size)
 
 
-def _of_the_answer(answered: Answered) -> Float[np.ndarray, " length"]:
+def _at_the_answer(answered: Answered) -> Float[np.ndarray, " length"]:
     """Return equal query weights at the positions that predict the answer."""
     return answered / answered.sum()
 
@@ -54,10 +54,10 @@ OWN = CausalLM.own_margin_loss
 LOSSES: dict[str, LossKind] = {
     "next-token": LossKind("every next token, by cross-entropy", CROSS_ENTROPY, _everywhere),
     "answer": LossKind(
-        "the answer's tokens, by cross-entropy", CROSS_ENTROPY, _of_the_answer, needs_answer=True
+        "the answer's tokens, by cross-entropy", CROSS_ENTROPY, _at_the_answer, needs_answer=True
     ),
     "margin": LossKind(
-        "the answer's tokens, by their log odds", MARGIN, _of_the_answer, needs_answer=True
+        "the answer's tokens, by their log odds", MARGIN, _at_the_answer, needs_answer=True
     ),
     "last-token": LossKind("the last token, by cross-entropy", CROSS_ENTROPY, _at_the_end),
     "own-margin": LossKind(
@@ -70,7 +70,7 @@ LOSSES: dict[str, LossKind] = {
 }  # fmt: skip
 
 
-def loss_kind(asked: str) -> LossKind:
+def loss_kind(name: str) -> LossKind:
     """Return the kind of loss of this name; raise ValueError at another name."""
-    require_name(asked, LOSSES, "asked", "Pass one of these names: they say what the loss is of.")
-    return LOSSES[asked]
+    require_name(name, LOSSES, "loss", "Pass one of these names: they say what the loss is of.")
+    return LOSSES[name]

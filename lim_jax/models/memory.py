@@ -31,7 +31,7 @@ class Memory(NamedTuple):
 
     Attributes
     ----------
-    whole
+    in_memory
         With the weights in memory (`models.load`).
     offloaded
         With the weights in their files (`models.open`).
@@ -40,7 +40,7 @@ class Memory(NamedTuple):
         keeps large states in files.
     """
 
-    whole: float
+    in_memory: float
     offloaded: float
     by_layers: float
 
@@ -78,22 +78,22 @@ def profile_memory(model: CausalLM, tokens: int) -> Memory:
     all_layers = sum(size * count for size, count in zip(sizes, depths, strict=True))
     number = model.embedding.dtype.itemsize
     depth = model.flow.depth
-    held = sum(_bytes(part) for part in (model.positions, model.norm, model.head_bias))
+    constants = sum(_bytes(part) for part in (model.positions, model.norm, model.head_bias))
     tables = [table for table in (model.embedding, model.head) if table is not None]
     rows = sum(math.prod(table.shape) * number for table in tables)
     words = model.words_at_once(tokens)
     state = number * tokens * width
     slices = SLICES * words * (width + tokens)
-    of_token = max(map(_numbers_of_token, model.flow.kinds))
-    beside = PROCESS + held + number * (of_token * tokens + slices)
+    numbers_per_token = max(map(_numbers_of_token, model.flow.kinds))
+    beside = PROCESS + constants + number * (numbers_per_token * tokens + slices)
     states = (depth + 1) * state
     # The next layer of each kind is read ahead.
-    fetched = sum(sizes) + (LAYERS_OFFLOADED - 1) * layer
+    layers_in_memory = sum(sizes) + (LAYERS_OFFLOADED - 1) * layer
     return Memory(
-        whole=beside + states + all_layers + rows + LAYERS_WHOLE * layer,
-        offloaded=beside + states + fetched,
+        in_memory=beside + states + all_layers + rows + LAYERS_WHOLE * layer,
+        offloaded=beside + states + layers_in_memory,
         by_layers=beside
-        + fetched
+        + layers_in_memory
         + (states if states <= STATES_IN_MEMORY else STATES_BY_LAYERS * state),
     )
 

@@ -50,21 +50,21 @@ def contexts(
     >>> [window.tolist() for window in contexts(ids[1:], segments=np.array([[1, 1, 2, 2]]))]
     [[3, 4], [5, 6]]
     """
-    given = mask is not None or segments is not None
+    has_table = mask is not None or segments is not None
     got = "neither mask nor segments"
     cure = "Pass list(ids) as windows where rows have no padding."
-    require(given, "mask", got=got, expected="mask or segments", cure=cure)
+    require(has_table, "mask", got=got, expected="mask or segments", cure=cure)
     _require_table(ids, "ids", ids)
     for table, name in ((mask, "mask"), (segments, "segments")):
         if table is not None:
             _require_table(table, name, ids)
     padded = np.asarray(segments) != 0 if mask is None else mask
-    kept = np.asarray(padded).astype(int)
-    binary = bool(np.isin(kept, (0, 1)).all())
+    is_token = np.asarray(padded).astype(int)
+    binary = bool(np.isin(is_token, (0, 1)).all())
     cure = "Pass one for an id and zero for padding."
     require(binary, "mask", got="other numbers", expected="ones and zeros", cure=cure)
-    numbers = kept if segments is None else np.where(kept == 1, np.asarray(segments), 0)
-    positive = bool((numbers[kept == 1] > 0).all())
+    numbers = is_token if segments is None else np.where(is_token == 1, np.asarray(segments), 0)
+    positive = bool((numbers[is_token == 1] > 0).all())
     expected = "positive numbers except for padding"
     cure = "Number contexts from one; zero is padding, where the mask is zero too."
     require(positive, "segments", got="numbers below one", expected=expected, cure=cure)
@@ -77,18 +77,20 @@ def _contexts_of_row(row: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
     starts = np.flatnonzero(np.diff(numbers)) + 1
     runs = [run for run in np.split(np.arange(row.size), starts) if numbers[run[0]] > 0]
     names = [int(numbers[run[0]]) for run in runs]
-    whole = len(set(names)) == len(names) > 0
+    in_one_piece = len(set(names)) == len(names) > 0
     expected = "at least one context in each row, and each in one piece"
     cure = "Leave rows of padding out, and put padding left or right of a context, not inside."
-    require(whole, "rows", got=f"contexts {names} in a row", expected=expected, cure=cure)
+    require(in_one_piece, "rows", got=f"contexts {names} in a row", expected=expected, cure=cure)
     return [row[run] for run in runs]
 
 
 def _require_table(table: Any, name: str, ids: Any) -> None:
     """Raise ValueError unless this is a table of integers with the shape of `ids`."""
     kinds = (np.integer, np.bool_) if name == "mask" else (np.integer,)
-    whole = isinstance(table, ARRAYS) and any(jnp.issubdtype(table.dtype, kind) for kind in kinds)
-    fits = whole and table.ndim == 2 and table.size > 0 and table.shape == ids.shape
+    integers = isinstance(table, ARRAYS) and any(
+        jnp.issubdtype(table.dtype, kind) for kind in kinds
+    )
+    fits = integers and table.ndim == 2 and table.size > 0 and table.shape == ids.shape
     shape = "a row for each example" if table is ids else f"of shape {ids.shape}, that of ids"
     expected = f"whole numbers, {shape}"
     cure = "Pass an array for all rows."

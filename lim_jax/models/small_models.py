@@ -25,7 +25,7 @@ Tokens = Int[Array, "examples tokens"]
 @filter_jit
 def gaussian_model(
     vocabulary: int,
-    length: int,
+    length: int | None = None,
     *,
     width: int = 32,
     heads: int = 4,
@@ -42,7 +42,7 @@ def gaussian_model(
     vocabulary
         How many words there are.
     length
-        How many learned positions there are, the most ids of a context; not read with `rotary`.
+        How many learned positions there are, the most ids of a context; None with `rotary`.
     width
         The width of a state.
     heads
@@ -63,20 +63,28 @@ def gaussian_model(
     Raises
     ------
     ValueError
-        If a size is no positive whole number, or the heads do not divide the width.
+        If a size is no positive whole number, the heads do not divide the width, or there is a
+        length with `rotary`.
 
     Examples
     --------
     >>> from lim_jax.network.frequencies import rotary_frequencies
     >>> rotary = Rotary(rotary_frequencies(4))
-    >>> model = gaussian_model(9, 8, width=8, heads=2, rotary=rotary, key=jax.random.key(0))
+    >>> model = gaussian_model(9, width=8, heads=2, rotary=rotary, key=jax.random.key(0))
     >>> model.positions is None, model.logits(jnp.arange(9)).shape
     (True, (9, 9))
     """
     require_key(key)
     vocabulary = as_int(vocabulary, "vocabulary")
     depth = as_int(depth, "depth")
-    length = as_int(length, "length", least=1 if rotary is None else 0)
+    learned = as_int(length, "length") if rotary is None else None
+    require(
+        rotary is None or length is None,
+        "length",
+        got=f"{length} with rotary positions",
+        expected="None",
+        cure="Leave one of the two out: rotary positions are for contexts of any length.",
+    )
     embedding, positions, layers, readout = jax.random.split(key, 4)
 
     def field(key: Key[Array, ""]) -> TransformerField:
@@ -85,7 +93,7 @@ def gaussian_model(
     layers = jax.vmap(field)(jax.random.split(layers, depth))  # first, since it checks the width
     return CausalLM(
         embedding=gaussian(embedding, (vocabulary, width)),
-        positions=gaussian(positions, (length, width)) if rotary is None else None,
+        positions=None if learned is None else gaussian(positions, (learned, width)),
         flow=ResidualFlow(layers, horizon=float(depth), step=split),
         norm=eqx.nn.Identity(),
         head=LinearReadout.init(width, vocabulary, key=readout).weight.T,

@@ -74,7 +74,7 @@ def weights_of_rows(
     row: Int[Array, ""] | None = None,
 ) -> Float[Array, "rows length"]:
     """Return one row of `attention_weights`, or all, by queries and rows of prefix weights."""
-    scores = _masked(_scores(query, key, shaping), grid, row)
+    scores = _mask(_scores(query, key, shaping), grid, row)
     prefix = prefix.astype(scores.dtype)
     weights = _prefix_softmax(scores, prefix)
     if shaping.sink is not None:
@@ -128,7 +128,7 @@ def continued_kernel(
     """Compute the attention kernel, continued smoothly past the diagonal within a panel."""
     # On Gauss--Legendre panels prefix weights reach ahead within a panel: there the formula goes on
     # without its indicator, so that quadratures of the kernel, such as cone masses, stay spectral.
-    scores = _masked(_scores(query, key, shaping), grid)
+    scores = _mask(_scores(query, key, shaping), grid)
     prefix = grid.prefix_weights().astype(scores.dtype)
     relevant = grid.past | (prefix != 0)
     highest = jnp.max(jnp.where(relevant, scores, -jnp.inf), axis=1, keepdims=True)
@@ -153,7 +153,7 @@ def _scores(
     return capped(matmul(query, key.T) / math.sqrt(query.shape[1]), shaping.cap)
 
 
-def _masked(
+def _mask(
     scores: Float[Array, "rows length"], grid: Grid, row: Int[Array, ""] | None = None
 ) -> Float[Array, "rows length"]:
     """Add the grid's mask, all rows or one, to the scores."""

@@ -159,18 +159,18 @@ def control_distance(
     nodes, weights = np.polynomial.legendre.leggauss(4)
     times = horizon / depth * (np.arange(depth)[:, None] + (nodes + 1) / 2)
     dtype = jax.tree.leaves(arrays)[0].dtype
-    followed = eqx.filter_vmap(eqx.filter_vmap(control))(jnp.asarray(times, dtype))
+    fields = eqx.filter_vmap(eqx.filter_vmap(control))(jnp.asarray(times, dtype))
 
     def squares(ours: Array, theirs: Array) -> Array:
         """Compute squared distances of one array's controls, at all nodes of every layer."""
         gap = ours[:, None] - theirs
         return (gap**2).reshape(depth, len(nodes), -1).sum(axis=2)
 
-    theirs = eqx.filter(followed, eqx.is_inexact_array)
+    theirs = eqx.filter(fields, eqx.is_inexact_array)
     square = jax.tree.reduce(jnp.add, jax.tree.map(squares, arrays, theirs))
     # The root has no derivative where the controls meet.
-    apart = square > 0
-    distances = jnp.where(apart, jnp.sqrt(jnp.where(apart, square, 1)), 0)
+    differ = square > 0
+    distances = jnp.where(differ, jnp.sqrt(jnp.where(differ, square, 1)), 0)
     return horizon / depth * jnp.sum(distances @ jnp.asarray(weights / 2, dtype))
 
 

@@ -41,7 +41,7 @@ def packed_starts(grid: Grid) -> Starts | None:
     return error_if(starts, sliding, message)
 
 
-def own_tap(rows: Rows, taps: Taps) -> Rows:
+def current_tap(rows: Rows, taps: Taps) -> Rows:
     """Return the convolution's term of each token's own row."""
     return taps[:, None, :, -1] * rows
 
@@ -63,9 +63,9 @@ def earlier_taps(
     padded = jnp.concatenate([before, rows], axis=1)
     total = jnp.zeros_like(rows)
     for back in range(1, earlier + 1):
-        moved = padded[:, earlier - back : earlier - back + length]
+        shifted = padded[:, earlier - back : earlier - back + length]
         if starts is not None:
-            seen = jnp.arange(length) - back >= starts
-            moved = jnp.where(seen[None, :, None], moved, 0)
-        total += taps[:, None, :, -1 - back] * moved
+            inside = jnp.arange(length) - back >= starts
+            shifted = jnp.where(inside[None, :, None], shifted, 0)
+        total += taps[:, None, :, -1 - back] * shifted
     return total

@@ -43,13 +43,13 @@ def pulled_or(tiles: Program) -> PlatformProgram:
         points: Points, vectors: Vectors, tiling: Tiling, zero: tuple[bool, ...]
     ) -> Sequence[Array]:
         """Pull covectors back by the kernel if only outputs have some, and else by the tiles."""
-        of_outputs_alone = zero == (False, True)
-        if not (of_outputs_alone and _allowed(heads := _heads(points), tiling)):
+        outputs_only = zero == (False, True)
+        if not (outputs_only and _allowed(heads := _heads(points), tiling)):
             return tiles(points, vectors, tiling._replace(wide=True))
         _, pull = jax.vjp(_kernel, *heads)
         covectors = jnp.swapaxes(vectors[0], 0, 1).astype(heads[2].dtype)
-        pulled = jax.lax.map(pull, covectors)
-        return [jnp.swapaxes(x, 0, 1).astype(points[0].dtype) for x in pulled]
+        gradients = jax.lax.map(pull, covectors)
+        return [jnp.swapaxes(x, 0, 1).astype(points[0].dtype) for x in gradients]
 
     return program
 

@@ -37,7 +37,7 @@ class Routing(NamedTuple):
     normalised: bool = True  # whether the chosen ones' weights are divided by their sum
     factor: float = 1.0  # of all weights, at last
     groups: int = 1  # into which experts are cut in order
-    kept: int = 1  # of the groups, open to a token
+    topk_group: int = 1  # of the groups, open to a token
     best: int = 1  # of a group's experts, by the sum of whose scores it is judged
     epsilon: float = 0.0  # added to the sum by which weights are divided
 
@@ -47,21 +47,23 @@ class Routing(NamedTuple):
         """Return each token's weights and choices of experts; `preference` affects the choice."""
         score = jax.nn.softmax if self.scores == "softmax" else jax.nn.sigmoid
         scores = score(logits)
-        wanted = scores if preference is None else scores + preference.astype(scores.dtype)[None, :]
-        if self.kept < self.groups:
-            wanted = jnp.where(self._open(wanted), wanted, -jnp.inf)
-        _, chosen = jax.lax.top_k(wanted, self.top)
+        preferred = (
+            scores if preference is None else scores + preference.astype(scores.dtype)[None, :]
+        )
+        if self.topk_group < self.groups:
+            preferred = jnp.where(self._open(preferred), preferred, -jnp.inf)
+        _, chosen = jax.lax.top_k(preferred, self.top)
         weights = jnp.take_along_axis(scores, chosen, axis=1)
         if self.normalised:
             weights /= weights.sum(axis=1, keepdims=True) + self.epsilon
         return self.factor * weights, chosen
 
-    def _open(self, wanted: Float[Array, "tokens experts"]) -> Array:
+    def _open(self, preferred: Float[Array, "tokens experts"]) -> Array:
         """Tell which experts are in the groups that are open to each token."""
-        grouped = wanted.reshape(len(wanted), self.groups, -1)
+        grouped = preferred.reshape(len(preferred), self.groups, -1)
         merit = jax.lax.top_k(grouped, self.best)[0].sum(axis=2)
-        _, kept = jax.lax.top_k(merit, self.kept)
-        open_groups = jax.nn.one_hot(kept, self.groups).sum(axis=1) > 0
+        _, best_groups = jax.lax.top_k(merit, self.topk_group)
+        open_groups = jax.nn.one_hot(best_groups, self.groups).sum(axis=1) > 0
         return jnp.repeat(open_groups, grouped.shape[2], axis=1)
 
 
@@ -71,7 +73,7 @@ class SparseMixer(NamedTuple):
     jitter: float
     top: int = 2
     groups: int = 1
-    kept: int = 1
+    topk_group: int = 1
 
     def weights(
         self, logits: Float[Array, "tokens experts"], preference: Any
@@ -161,16 +163,16 @@ class MixtureOfExperts(eqx.Module):
         count = self.router.shape[-2]
         routing = self.routing
         as_int(routing.top, "routing.top", most=count, expected=f"from 1 to {count} experts")
-        got = f"{routing.kept} of {routing.groups} groups of {count} experts"
+        got = f"{routing.topk_group} of {routing.groups} groups of {count} experts"
         expected = "groups that share the experts evenly, and at least one that is open"
-        fits = count % routing.groups == 0 and 0 < routing.kept <= routing.groups
+        fits = count % routing.groups == 0 and 0 < routing.topk_group <= routing.groups
         cure = "Take a checkpoint's own numbers."
         require(fits, "routing.groups", got=got, expected=expected, cure=cure)
         best = getattr(routing, "best", 1)
-        held = count // routing.groups
-        judged = routing.kept == routing.groups or best <= held
+        group_size = count // routing.groups
+        enough = routing.topk_group == routing.groups or best <= group_size
         expected = f"groups of at least {best}, by whose scores each is judged"
-        require(judged, "routing.best", got=f"groups of {held}", expected=expected, cure=cure)
+        require(enough, "routing.best", got=f"groups of {group_size}", expected=expected, cure=cure)
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Apply the chosen and the shared experts to every token of `x`."""
@@ -185,9 +187,9 @@ class MixtureOfExperts(eqx.Module):
             output += shared
         return output if self.output_norm is None else jax.vmap(self.output_norm)(output)
 
-    def _experts_output(self, tokens: State, routed: State) -> State:
-        """Add the outputs of every token's chosen experts; the router reads `routed`."""
-        logits = affine(*promote((self.router, self.router_bias, routed)))
+    def _experts_output(self, tokens: State, router_input: State) -> State:
+        """Add the outputs of every token's chosen experts; the router reads `router_input`."""
+        logits = affine(*promote((self.router, self.router_bias, router_input)))
         weights, chosen = self.routing.weights(logits, self.preference)
         if self.expert_scale is not None:
             weights *= self.expert_scale[chosen]
@@ -197,10 +199,10 @@ class MixtureOfExperts(eqx.Module):
         count, top = chosen.shape
         token, place = _sorted_into_tiles(chosen, len(self.router))
         # A row of zeros fills the tiles.
-        read = jnp.concatenate([tokens, jnp.zeros_like(tokens[:1])])[token]
+        inputs = jnp.concatenate([tokens, jnp.zeros_like(tokens[:1])])[token]
         weight = jnp.concatenate([weights.ravel(), jnp.zeros_like(weights[0, :1])])[place]
         if self.weighs_input:
-            read = weight[..., None] * read
+            inputs = weight[..., None] * inputs
             weight = jnp.ones_like(weight)
 
         @jax.checkpoint
@@ -209,11 +211,11 @@ class MixtureOfExperts(eqx.Module):
             return weights[:, None] * self.experts.apply(expert, tokens)
 
         expert = jnp.append(chosen.ravel(), 0)[place[:, 0]]
-        tiles = expert, read, weight
-        _, given = jax.lax.scan(lambda _, operands: (None, tile(*operands)), None, tiles)
-        added = jnp.zeros((count + 1, tokens.shape[1]), tokens.dtype)
-        added = added.at[token.ravel()].add(given.reshape(-1, tokens.shape[1]))[:count]
-        return added if self.outward is None else linear(self.outward, added)
+        tiles = expert, inputs, weight
+        _, outputs = jax.lax.scan(lambda _, operands: (None, tile(*operands)), None, tiles)
+        total = jnp.zeros((count + 1, tokens.shape[1]), tokens.dtype)
+        total = total.at[token.ravel()].add(outputs.reshape(-1, tokens.shape[1]))[:count]
+        return total if self.outward is None else linear(self.outward, total)
 
 
 def _sorted_into_tiles(

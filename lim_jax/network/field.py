@@ -19,7 +19,7 @@ from lim_jax.network.slots import Field, State
 from lim_jax.network.tokenwise import FeedForward
 
 # Fields whose heads read the context, and a pull of each by itself is known (`adjoint.stages`).
-OF_HEADS = CausalAttention | RecurrentMixer | ShortConvolution
+FIELDS_WITH_HEADS = CausalAttention | RecurrentMixer | ShortConvolution
 
 
 class TransformerField(eqx.Module):
@@ -60,7 +60,7 @@ class TransformerField(eqx.Module):
         activation: Callable[[Array], Array] = jax.nn.gelu,
         norm_eps: float = 1e-5,
         key: Key[Array, ""],
-        **of_attention: Any,
+        **attention_options: Any,
     ) -> "TransformerField":
         r"""Make a random field of a `CausalAttention` and a `FeedForward`.
 
@@ -78,7 +78,7 @@ class TransformerField(eqx.Module):
             The :math:`\eta` of both layer normalisations.
         key
             The random key of all weights.
-        **of_attention
+        **attention_options
             Further arguments of `CausalAttention.init`: `num_kv_heads`, `head_dim`, `bias`,
             `rotary`, `window` and `attend`.
 
@@ -96,7 +96,7 @@ class TransformerField(eqx.Module):
         attention_key, network_key = jax.random.split(key)
         return cls(
             CausalAttention.init(
-                width, heads=heads, norm_eps=norm_eps, key=attention_key, **of_attention
+                width, heads=heads, norm_eps=norm_eps, key=attention_key, **attention_options
             ),
             FeedForward.init(
                 width,
@@ -127,10 +127,10 @@ class SumOfFields(eqx.Module):
         total = jnp.zeros_like(x)
         heads = 0
         for field in self.sublayers:
-            own = grid
+            field_grid = grid
             if grid.log_weights is not None and grid.log_weights.ndim == 2:
-                own = replace(grid, log_weights=grid.log_weights[heads:])
-            total = total + field(x, context, own)
+                field_grid = replace(grid, log_weights=grid.log_weights[heads:])
+            total = total + field(x, context, field_grid)
             heads = heads + heads_of(field)
         return total
 
@@ -139,6 +139,6 @@ def heads_of(field: Any) -> int:
     """Return the number of heads by which a field reads its context, or 0 if none is known."""
     if isinstance(field, TransformerField | SumOfFields):
         return sum(map(heads_of, field.sublayers))
-    if not isinstance(field, OF_HEADS):
+    if not isinstance(field, FIELDS_WITH_HEADS):
         return 0
     return 1 if isinstance(field, ShortConvolution) else field.output.shape[-3]

@@ -431,9 +431,9 @@ class ResidualFlow(eqx.Module):
 
         def run(kind: int, carry: PyTree, position: Number, increment: Scalar) -> Any:
             """Call the body with the layer at a position among those of one kind."""
-            own = jax.tree.map(lambda leaf: leaf[position], [each[kind] for each in inputs])
+            kind_inputs = jax.tree.map(lambda leaf: leaf[position], [each[kind] for each in inputs])
             layer = layer_of(layers.kinds[kind], position), increment
-            return body(carry, layer, *own)
+            return body(carry, layer, *kind_inputs)
 
         increments = self._increments(jax.tree.leaves(carry)[0].dtype)
         kinds = range(len(layers.kinds))
@@ -444,12 +444,12 @@ class ResidualFlow(eqx.Module):
         def branch(at: int) -> Callable[..., tuple[PyTree, list[PyTree]]]:
             """Return a function that runs the body for one kind, with zeros for the others."""
 
-            def of_kind(carry: PyTree, position: Number, increment: Scalar) -> Any:
+            def run_and_pad(carry: PyTree, position: Number, increment: Scalar) -> Any:
                 """Run the body for this kind, and put its result among zeros."""
                 carry, result = run(at, carry, position, increment)
                 return carry, [*nothing[:at], result, *nothing[at + 1 :]]
 
-            return of_kind
+            return run_and_pad
 
         def step(carry: PyTree, scanned: Any) -> tuple[PyTree, list[PyTree]]:
             """Call the body with the next layer, whatever its kind."""
@@ -458,10 +458,10 @@ class ResidualFlow(eqx.Module):
 
         with computing(self.compute):
             carry, results = jax.lax.scan(step, carry, (layers.numbers, increments))
-        of_kind = [np.flatnonzero(order == kind) for kind in kinds]
+        indices = [np.flatnonzero(order == kind) for kind in kinds]
         return carry, tuple(
             jax.tree.map(lambda leaf, at=at: leaf[at], result)
-            for at, result in zip(of_kind, results, strict=True)
+            for at, result in zip(indices, results, strict=True)
         )
 
     def _policy(self) -> Callable[..., Any]:

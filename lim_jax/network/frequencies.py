@@ -13,7 +13,7 @@ from lim_jax._checks import as_int, require, require_positive
 
 Number = float | int
 Frequencies = tuple[float, ...]
-OfLength = Callable[[Number], Frequencies]
+FrequenciesByLength = Callable[[Number], Frequencies]
 OWN = "Take a checkpoint's own numbers."
 POSITIVE = "a positive finite number"
 

@@ -34,13 +34,13 @@ class GatedDelta(RecurrentMixer):
     write: Float[Weight, "heads width"] = eqx.field(kw_only=True)
     largest_write: float = eqx.field(static=True, default=1.0, kw_only=True)
 
-    def of_key(self, key: Array) -> Array:
+    def transform_key(self, key: Array) -> Array:
         """Return keys of length one."""
-        return _unit(key)
+        return _unit_length(key)
 
-    def of_query(self, query: Array) -> Array:
+    def transform_query(self, query: Array) -> Array:
         """Return queries of length one, divided by the root of their size."""
-        return query.shape[-1] ** -0.5 * _unit(query)
+        return query.shape[-1] ** -0.5 * _unit_length(query)
 
     def decays_and_writes(self, normed: State) -> tuple[Array, Array]:
         """Return the logarithms of decays, and the strengths of writes."""
@@ -51,7 +51,7 @@ class GatedDelta(RecurrentMixer):
         """Return the logarithms of each head's decays."""
         return -jnp.exp(self.log_decay)[:, None, None] * self.rates(normed)[..., None]
 
-    def written(self, state: Array, chunk: Chunk) -> Array:
+    def writes(self, state: Array, chunk: Chunk) -> Array:
         """Solve for what the rows of a chunk write, each corrected for the rows before it."""
         _, key, value, write, within, since, _ = chunk
         among = jnp.tril(scores(key, key, within) * write[..., None], -1)
@@ -93,7 +93,7 @@ class KimiDelta(GatedDelta):
         return self.least_decay * jax.nn.sigmoid(rate * numbers)
 
 
-def _unit(vectors: Array) -> Array:
+def _unit_length(vectors: Array) -> Array:
     """Divide vectors by their length, regularised by a small constant."""
     return vectors * jax.lax.rsqrt(jnp.sum(vectors**2, axis=-1, keepdims=True) + UNIT_ETA)
 

@@ -57,16 +57,16 @@ class RowAttention(eqx.Module):
         attention = self.attention
         query = attention.queries(x, _rope_at(attention, self.grid, self.place))
         key, value = (by_head(grouped, query.shape[0]) for grouped in self.cache)
-        heads = attention.of_heads(self._read, query, key, value)
+        heads = attention.map_heads(self._read, query, key, value)
         return attention.project_output(heads, attention.gates(x))
 
     def _read(self, query: Array, key: Array, value: Array, shaping: Shaping = PLAIN) -> Array:
         """Compute one head's attention from the one row, masked to its prefix."""
         grid = self.attention.prefixes(self.grid)
-        places = jnp.arange(self.grid.size)
+        positions = jnp.arange(self.grid.size)
         assert isinstance(grid, CellGrid)
         first = 0 if grid.starts is None else grid.starts[self.place]
-        prefix = jnp.where((first <= places) & (places <= self.place), grid.weights, 0)[None]
+        prefix = jnp.where((first <= positions) & (positions <= self.place), grid.weights, 0)[None]
         weights = weights_of_rows(query, key, prefix, self.grid, shaping, self.place)
         return matmul(weights, value).astype(value.dtype)
 
@@ -99,18 +99,18 @@ def prefill(
     """Map a context to its last states, and return the caches of its first `length` tokens."""
     count = jnp.asarray(grid.size if length is None else length)
 
-    def of_field(field: Any, x: State, _: None) -> tuple[State, Any]:
+    def fill_cache(field: Any, x: State, _: None) -> tuple[State, Any]:
         """Apply one field to the context, and return its cache."""
         if isinstance(field, CausalAttention):
             return field(x, x, grid), KVCache(*field.sources(x, field.rope(grid)))
         if isinstance(field, RECURRENT):
-            _require_plain(grid)
+            _require_one_context(grid)
             return field.advance(x, count)
         return field(x, x, grid), ()
 
     def body(x: State, layer: Any) -> tuple[State, Any]:
         """Apply one layer to the context, and return its caches."""
-        return _through(flow, layer, x, of_field, None)
+        return _through(flow, layer, x, fill_cache, None)
 
     return flow.scan_by_kind(body, x)
 
@@ -121,31 +121,31 @@ def decode_step(
     """Map one more token to its last state, and add its row to the caches."""
     alone = token_grid(1, grid.dtype)
 
-    def of_field(field: Any, x: State, cache: Any) -> tuple[State, Any]:
+    def apply_field(field: Any, x: State, cache: Any) -> tuple[State, Any]:
         """Apply one field to the token, and return its own row or memory."""
         if isinstance(field, CausalAttention):
-            own = KVCache(*field.sources(x, _rope_at(field, grid, place)))
-            row = RowAttention(field, _put(cache, own, place), place, grid)
-            return row(x, x, alone), own
+            new = KVCache(*field.sources(x, _rope_at(field, grid, place)))
+            row = RowAttention(field, _put(cache, new, place), place, grid)
+            return row(x, x, alone), new
         if isinstance(field, RECURRENT):
             return field.advance(x, jnp.array(1), cache)
         return field(x, x, alone), ()
 
     def body(x: State, layer: Any, cache: Any) -> tuple[State, Any]:
         """Apply one layer to the token with its caches."""
-        return _through(flow, layer, x, of_field, cache)
+        return _through(flow, layer, x, apply_field, cache)
 
-    x, own = flow.scan_by_kind(body, x, cache)
+    x, new = flow.scan_by_kind(body, x, cache)
 
-    def joined(cache: Any, own: Any) -> Any:
+    def update(cache: Any, new: Any) -> Any:
         """Put the token's keys and values into a cache; other memories are replaced."""
-        return _put(cache, own, place) if isinstance(cache, KVCache) else own
+        return _put(cache, new, place) if isinstance(cache, KVCache) else new
 
-    return x, jax.tree.map(joined, cache, own, is_leaf=lambda node: isinstance(node, KVCache))
+    return x, jax.tree.map(update, cache, new, is_leaf=lambda node: isinstance(node, KVCache))
 
 
 def _through(
-    flow: ResidualFlow, layer: Any, x: State, of_field: Callable[..., Any], cache: Any
+    flow: ResidualFlow, layer: Any, x: State, apply_field: Callable[..., Any], cache: Any
 ) -> tuple[State, Any]:
     """Apply one layer, each of its fields with its own cache, and return states and caches."""
     field, increment = layer
@@ -153,23 +153,27 @@ def _through(
     def value(field: Any, x: State, cache: Any) -> tuple[State, Any]:
         """Apply a field, or each of its sublayers, with their caches."""
         if not isinstance(field, TransformerField | SumOfFields):
-            return of_field(field, x, cache)
+            return apply_field(field, x, cache)
         parts = zip(field.sublayers, cache or (None,) * len(field.sublayers), strict=True)
-        values, kept = zip(*(value(part, x, own) for part, own in parts), strict=True)
-        return jnp.sum(jnp.stack(values), axis=0), kept
+        values, caches = zip(
+            *(value(part, x, part_cache) for part, part_cache in parts), strict=True
+        )
+        return jnp.sum(jnp.stack(values), axis=0), caches
 
     if flow.step is euler:
-        change, kept = value(field, x, cache)
-        return x + increment * change, kept
-    kept = []
-    for stage, own in zip(field.sublayers, cache or (None,) * len(field.sublayers), strict=True):
-        change, own = value(stage, x, own)
+        change, caches = value(field, x, cache)
+        return x + increment * change, caches
+    caches = []
+    for stage, stage_cache in zip(
+        field.sublayers, cache or (None,) * len(field.sublayers), strict=True
+    ):
+        change, stage_cache = value(stage, x, stage_cache)
         x = x + increment * change
-        kept = [*kept, own]
-    return x, tuple(kept)
+        caches = [*caches, stage_cache]
+    return x, tuple(caches)
 
 
-def _require_plain(grid: CellGrid) -> None:
+def _require_one_context(grid: CellGrid) -> None:
     """Raise ValueError unless the grid is one context of equal weights."""
     plain = grid.starts is None and grid.log_weights is None
     got = "one with starts or log weights"
@@ -177,10 +181,10 @@ def _require_plain(grid: CellGrid) -> None:
     require(plain, "grid", got=got, expected="one context whose tokens weigh the same", cure=cure)
 
 
-def _put(cache: KVCache, own: KVCache, place: Place) -> KVCache:
+def _put(cache: KVCache, new: KVCache, place: Place) -> KVCache:
     """Write one token's keys and values into a cache at its place."""
 
     def put(rows: Array, row: Array) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(rows, row, place, axis=rows.ndim - 2)
 
-    return jax.tree.map(put, cache, own)
+    return jax.tree.map(put, cache, new)

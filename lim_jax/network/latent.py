@@ -53,7 +53,7 @@ class LatentAttention(CausalAttention):
             latent = linear(self.query_down, latent)
         if self.query_down_norm is not None:
             latent = jax.vmap(self.query_down_norm)(latent)
-        return self.mask.of_queries(self.scaled(project(self.query, None, latent)), rope)
+        return self.mask.encode_queries(self.scaled(project(self.query, None, latent)), rope)
 
     def sources(
         self, context: Float[Array, "rows width"], rope: Rope | None
@@ -64,4 +64,4 @@ class LatentAttention(CausalAttention):
         still, value = (project(matrices, None, latent) for matrices in (self.key, self.value))
         rotated = linear(self.rope_key, normed)
         shared = jnp.broadcast_to(rotated[None], (len(still), *rotated.shape))
-        return self.mask.of_keys(jnp.concatenate([shared, still], axis=2), rope), value
+        return self.mask.encode_keys(jnp.concatenate([shared, still], axis=2), rope), value

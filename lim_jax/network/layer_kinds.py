@@ -30,7 +30,9 @@ class LayersByKind(eqx.Module):
         """Raise ValueError unless `order` counts the layers of each kind."""
         counts = [self.order.count(number) for number in range(len(self.kinds))]
         layers = [_depth(kind) for kind in self.kinds]
-        agree = all(own is None or own == count for own, count in zip(layers, counts, strict=True))
+        agree = all(
+            depth is None or depth == count for depth, count in zip(layers, counts, strict=True)
+        )
         got = f"{counts} of each kind"
         cure = "Name the kind of every layer by its place in kinds."
         holds = agree and sum(counts) == len(self.order) > 0

@@ -29,16 +29,16 @@ class Mamba2(RecurrentMixer):
     )
 
     def decays_and_writes(self, normed: State) -> tuple[Array, Array]:
-        """Return the logarithms of decays, and the rates that multiply what is written."""
+        """Return the logarithms of decays, and the rates that multiply what is writes."""
         rates = self.rates(normed)
         if self.rate_limits != (0.0, float("inf")):
             rates = jnp.clip(rates, *self.rate_limits)
         return -(jnp.exp(self.log_decay)[:, None] * rates)[..., None], rates
 
-    def with_skip(self, read: Heads, value: Heads) -> Heads:
+    def with_skip(self, output: Heads, value: Heads) -> Heads:
         """Add D times each token's own value to what heads read from the states."""
-        return read if self.skip is None else read + self.skip[:, None, None] * value
+        return output if self.skip is None else output + self.skip[:, None, None] * value
 
-    def written(self, state: Array, chunk: Chunk) -> Array:
+    def writes(self, state: Array, chunk: Chunk) -> Array:
         """Return the values that a chunk's rows write, each times its rate."""
         return chunk.write[..., None] * chunk.value

@@ -79,20 +79,20 @@ class AttentionMask(eqx.Module):
         return grid.chunked(size) if self.window is None else grid.windowed(size)
 
     def rope(self, grid: Grid) -> Rope | None:
-        """Return what `of_queries` and `of_keys` need of positions, a row for each, or None."""
+        """Return what `encode_queries` and `encode_keys` need, a row for each position, or None."""
         return None if self.positions is None else self.positions.rope(grid)
 
-    def of_queries(self, vectors: Array, rope: Rope | None) -> Array:
+    def encode_queries(self, vectors: Array, rope: Rope | None) -> Array:
         """Apply positions to queries; without `rope` they stay unchanged."""
         if self.positions is None or rope is None:
             return vectors
-        return self.positions.of_queries(vectors, rope)
+        return self.positions.encode_queries(vectors, rope)
 
-    def of_keys(self, vectors: Array, rope: Rope | None) -> Array:
+    def encode_keys(self, vectors: Array, rope: Rope | None) -> Array:
         """Apply positions to keys; without `rope` they stay unchanged."""
         if self.positions is None or rope is None:
             return vectors
-        return self.positions.of_keys(vectors, rope)
+        return self.positions.encode_keys(vectors, rope)
 
 
 class SwitchedMask(eqx.Module):
@@ -112,25 +112,25 @@ class SwitchedMask(eqx.Module):
 
     def prefixes(self, grid: Grid) -> Grid:
         """Return the grid with the prefixes of this layer's kind."""
-        seen = [kind.prefixes(grid) for kind in self.kinds]
-        cut = [own for own in seen if isinstance(own, CellGrid)]
-        if all(own is grid for own in seen) or not isinstance(grid, CellGrid):
+        grids = [kind.prefixes(grid) for kind in self.kinds]
+        cut = [cell_grid for cell_grid in grids if isinstance(cell_grid, CellGrid)]
+        if all(cell_grid is grid for cell_grid in grids) or not isinstance(grid, CellGrid):
             return grid
         nothing = jnp.zeros(grid.size, int)
-        starts = [nothing if own.starts is None else own.starts for own in cut]
+        starts = [nothing if cell_grid.starts is None else cell_grid.starts for cell_grid in cut]
         return replace(grid, starts=jnp.stack(starts)[self.kind])
 
     def rope(self, grid: Grid) -> tuple[Rope | None, ...]:
-        """Return what `of_queries` and `of_keys` need of positions, for each kind of layer."""
+        """Return what `encode_queries` and `encode_keys` need, for each kind of layer."""
         return tuple(kind.rope(grid) for kind in self.kinds)
 
-    def of_queries(self, vectors: Array, rope: tuple[Rope | None, ...] | None) -> Array:
+    def encode_queries(self, vectors: Array, rope: tuple[Rope | None, ...] | None) -> Array:
         """Apply the positions of this layer's kind to queries; without `rope` they stay."""
-        return self._by_kind(lambda mask, of_kind: mask.of_queries(vectors, of_kind), rope)
+        return self._by_kind(lambda mask, kind_rope: mask.encode_queries(vectors, kind_rope), rope)
 
-    def of_keys(self, vectors: Array, rope: tuple[Rope | None, ...] | None) -> Array:
+    def encode_keys(self, vectors: Array, rope: tuple[Rope | None, ...] | None) -> Array:
         """Apply the positions of this layer's kind to keys; without `rope` they stay."""
-        return self._by_kind(lambda mask, of_kind: mask.of_keys(vectors, of_kind), rope)
+        return self._by_kind(lambda mask, kind_rope: mask.encode_keys(vectors, kind_rope), rope)
 
     def _by_kind(self, put: Callable[[AttentionMask, Any], Array], rope: Any) -> Array:
         """Apply the mask of this layer's kind by a switch."""
@@ -140,9 +140,9 @@ class SwitchedMask(eqx.Module):
         return jax.lax.switch(self.kind, branches, rope)
 
 
-def layer_masks(of_layers: list[AttentionMask]) -> Any:
+def layer_masks(masks: list[AttentionMask]) -> Any:
     """Return the mask of each layer, as one `SwitchedMask` with a number where masks differ."""
-    kinds = tuple(dict.fromkeys(of_layers))
+    kinds = tuple(dict.fromkeys(masks))
     if len(kinds) == 1:
-        return of_layers
-    return [SwitchedMask(kinds, jnp.array(kinds.index(mask))) for mask in of_layers]
+        return masks
+    return [SwitchedMask(kinds, jnp.array(kinds.index(mask))) for mask in masks]

@@ -18,7 +18,7 @@ from lim_jax.grid.measure import Grid
 from lim_jax.network.attention import causal_attention
 from lim_jax.network.caps_and_sinks import Shaping
 from lim_jax.network.masks import AttentionMask, Rope, SwitchedMask
-from lim_jax.network.norms import HeadNorm, LayerNorm, Norm, of_heads
+from lim_jax.network.norms import HeadNorm, LayerNorm, Norm, normalise_heads
 from lim_jax.network.positions import Rotary
 from lim_jax.network.slots import State, log_weights_by_head, require_pair
 from lim_jax.weights import Weight
@@ -220,13 +220,13 @@ class CausalAttention(eqx.Module):
 
         def attend(*vectors: Array, **shaping: Any) -> Array:
             """Compute one head's attention, with its own log weights if there are any."""
-            own = replace(grid, log_weights=vectors[3]) if len(vectors) > 3 else grid
-            return self.attend(*vectors[:3], grid=own, **shaping)
+            head_grid = replace(grid, log_weights=vectors[3]) if len(vectors) > 3 else grid
+            return self.attend(*vectors[:3], grid=head_grid, **shaping)
 
-        weighted = () if log_weights is None else (log_weights,)
-        return self.project_output(self.of_heads(attend, query, key, value, *weighted), gates)
+        weights = () if log_weights is None else (log_weights,)
+        return self.project_output(self.map_heads(attend, query, key, value, *weights), gates)
 
-    def of_heads(self, function: Callable[..., Array], *vectors: Array) -> Array:
+    def map_heads(self, function: Callable[..., Array], *vectors: Array) -> Array:
         """Map ``function(*vectors, shaping=...)`` over the heads; without `shaping` if plain."""
         if self.cap is None and self.sinks is None:
             return jax.vmap(function)(*vectors)
@@ -243,11 +243,11 @@ class CausalAttention(eqx.Module):
         gates: Float[Array, "heads rows features"] | None,
     ) -> Float[Array, "rows width"]:
         """Apply gates, :math:`W_O` with its bias and the output's norm to the heads' outputs."""
-        passed = heads if gates is None else gates * heads
-        joined = jnp.swapaxes(passed, 0, 1).reshape(heads.shape[1], -1)
+        gated = heads if gates is None else gates * heads
+        concatenated = jnp.swapaxes(gated, 0, 1).reshape(heads.shape[1], -1)
         # Rows of the width, as `project` has them: of columns a gradient takes 1.03 times as long.
         matrix = jnp.swapaxes(self.output, 0, 1).reshape(self.output.shape[1], -1)
-        projected = linear(matrix, joined)
+        projected = linear(matrix, concatenated)
         if self.output_bias is not None:
             projected += self.output_bias[None, :]
         return projected if self.output_norm is None else jax.vmap(self.output_norm)(projected)
@@ -266,8 +266,10 @@ class CausalAttention(eqx.Module):
         """Compute the queries of any tokens, row by row; without `rope` they know no positions."""
         query = project(self.query, self.query_bias, jax.vmap(self.norm)(x))
         if self.rope_before_qk_norm:
-            return self.scaled(_normed(self.query_norm, self.mask.of_queries(query, rope)))
-        return self.mask.of_queries(self.scaled(_normed(self.query_norm, query)), rope)
+            return self.scaled(
+                _normalise_heads(self.query_norm, self.mask.encode_queries(query, rope))
+            )
+        return self.mask.encode_queries(self.scaled(_normalise_heads(self.query_norm, query)), rope)
 
     def gates(self, x: Float[Array, "rows width"]) -> Float[Array, "heads rows features"] | None:
         """Compute the gates of the heads' outputs for each row, or return None without a gate."""
@@ -285,10 +287,10 @@ class CausalAttention(eqx.Module):
         """Compute the keys and values of any tokens, row by row."""
         normed = jax.vmap(self.norm)(context)
         key = project(self.key, self.key_bias, normed)
-        value = _normed(self.value_norm, project(self.value, self.value_bias, normed))
+        value = _normalise_heads(self.value_norm, project(self.value, self.value_bias, normed))
         if self.rope_before_qk_norm:
-            return _normed(self.key_norm, self.mask.of_keys(key, rope)), value
-        return self.mask.of_keys(_normed(self.key_norm, key), rope), value
+            return _normalise_heads(self.key_norm, self.mask.encode_keys(key, rope)), value
+        return self.mask.encode_keys(_normalise_heads(self.key_norm, key), rope), value
 
     def left_trace(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
         r"""Compute attention's output at position 0 from the state there.
@@ -322,9 +324,9 @@ class CausalAttention(eqx.Module):
         return self.project_output(by_head(features, self.output.shape[0]), self.gates(z[None]))[0]
 
 
-def _normed(norm: HeadNorm | None, vectors: Array) -> Array:
+def _normalise_heads(norm: HeadNorm | None, vectors: Array) -> Array:
     """Apply a norm of heads, or return the vectors if there is none."""
-    return vectors if norm is None else of_heads(norm, vectors)
+    return vectors if norm is None else normalise_heads(norm, vectors)
 
 
 def by_head(grouped: Float[Array, "groups *rest"], heads: int) -> Float[Array, "heads *rest"]:
@@ -340,6 +342,6 @@ def project(
 ) -> Float[Array, "heads length size"]:
     """Map tokens by one matrix for each head, and add its bias."""
     heads, size, width = matrices.shape
-    together = linear(matrices.reshape(heads * size, width), tokens)
-    projected = jnp.swapaxes(together.reshape(-1, heads, size), 0, 1)
+    stacked = linear(matrices.reshape(heads * size, width), tokens)
+    projected = jnp.swapaxes(stacked.reshape(-1, heads, size), 0, 1)
     return projected if bias is None else projected + bias[:, None, :]

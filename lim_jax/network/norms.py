@@ -225,7 +225,7 @@ class Clipped(eqx.Module):
 HeadNorm = Norm | AcrossHeads | EachHead
 
 
-def of_heads(
+def normalise_heads(
     norm: HeadNorm, vectors: Float[Array, "heads length size"]
 ) -> Float[Array, "heads length size"]:
     """Normalise every head's vectors: by one shared norm, by one each, or all together."""
@@ -233,6 +233,6 @@ def of_heads(
         return jax.vmap(lambda norm, rows: jax.vmap(norm)(rows))(norm.norms, vectors)
     if isinstance(norm, AcrossHeads):
         heads, length, size = vectors.shape
-        joined = jnp.swapaxes(vectors, 0, 1).reshape(length, heads * size)
-        return jnp.swapaxes(jax.vmap(norm.norm)(joined).reshape(length, heads, size), 0, 1)
+        concatenated = jnp.swapaxes(vectors, 0, 1).reshape(length, heads * size)
+        return jnp.swapaxes(jax.vmap(norm.norm)(concatenated).reshape(length, heads, size), 0, 1)
     return jax.vmap(jax.vmap(norm))(vectors)

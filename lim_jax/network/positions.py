@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from lim_jax._checks import described, is_real, require, require_optional, require_positive
 from lim_jax._precision import promote
 from lim_jax.grid.measure import Grid
-from lim_jax.network.frequencies import OWN, POSITIVE, Frequencies, Number, OfLength
+from lim_jax.network.frequencies import OWN, POSITIVE, Frequencies, FrequenciesByLength, Number
 
 Rope = Float[Array, "length 2 pairs"]
 Growing = Float[Array, "length 3 pairs"]
@@ -28,7 +28,7 @@ Vectors = Float[Array, "heads length size"]
 Longer = Float[Array, "heads length more"]
 
 
-def _known(frequencies: Any) -> Frequencies | OfLength:
+def _known(frequencies: Any) -> Frequencies | FrequenciesByLength:
     """Return finite frequencies as a tuple of floats, which can be hashed; functions unchanged."""
     if isinstance(frequencies, Callable) and not isinstance(frequencies, type):
         return frequencies
@@ -79,7 +79,7 @@ class Rotary(eqx.Module):
     [[-1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]]
     """
 
-    frequencies: Frequencies | OfLength = eqx.field(static=True, converter=_known)
+    frequencies: Frequencies | FrequenciesByLength = eqx.field(static=True, converter=_known)
     tokens: Number | None = eqx.field(static=True, default=None)
     amplitude: Number = eqx.field(static=True, default=1.0)
     from_zero: bool = eqx.field(static=True, default=False)
@@ -127,14 +127,14 @@ class Rotary(eqx.Module):
         pairs = rope.shape[2]
         cosine, sine = (rope[None, :, part].astype(wide.dtype) for part in (0, 1))
         first, second, still = jnp.split(wide, (pairs, 2 * pairs), axis=2)
-        moved = (first * cosine - second * sine, second * cosine + first * sine, still)
-        return jnp.concatenate(moved, axis=2).astype(vectors.dtype)
+        features = (first * cosine - second * sine, second * cosine + first * sine, still)
+        return jnp.concatenate(features, axis=2).astype(vectors.dtype)
 
-    def of_queries(self, vectors: Vectors, rope: Rope) -> Vectors:
+    def encode_queries(self, vectors: Vectors, rope: Rope) -> Vectors:
         """Rotate queries."""
         return self.rotated(vectors, rope)
 
-    def of_keys(self, vectors: Vectors, rope: Rope) -> Vectors:
+    def encode_keys(self, vectors: Vectors, rope: Rope) -> Vectors:
         """Rotate keys."""
         return self.rotated(vectors, rope)
 
@@ -181,11 +181,11 @@ class Tempered(eqx.Module):
         positions = positions - 1 if self.from_zero else positions
         return 1 + self.scale * jnp.log1p(jnp.floor(positions / self.floor))
 
-    def of_queries(self, vectors: Vectors, rope: Float[Array, " length"]) -> Vectors:
+    def encode_queries(self, vectors: Vectors, rope: Float[Array, " length"]) -> Vectors:
         """Multiply queries by their factors."""
         return rope.astype(vectors.dtype)[None, :, None] * vectors
 
-    def of_keys(self, vectors: Vectors, rope: Float[Array, " length"]) -> Vectors:
+    def encode_keys(self, vectors: Vectors, rope: Float[Array, " length"]) -> Vectors:
         """Return the keys as they are."""
         return vectors
 
@@ -201,11 +201,11 @@ class TemperedRotary(Rotary):
         factors = self.tempered.rope(grid).astype(rope.dtype)[:, None, None]
         return jnp.concatenate([rope, jnp.broadcast_to(factors, rope[:, :1].shape)], axis=1)
 
-    def of_queries(self, vectors: Vectors, rope: Growing) -> Vectors:
+    def encode_queries(self, vectors: Vectors, rope: Growing) -> Vectors:
         """Rotate queries, and multiply them by their factors."""
-        return self.tempered.of_queries(self.rotated(vectors, rope[:, :2]), rope[:, 2, 0])
+        return self.tempered.encode_queries(self.rotated(vectors, rope[:, :2]), rope[:, 2, 0])
 
-    def of_keys(self, vectors: Vectors, rope: Growing) -> Vectors:
+    def encode_keys(self, vectors: Vectors, rope: Growing) -> Vectors:
         """Rotate keys."""
         return self.rotated(vectors, rope[:, :2])
 
@@ -231,14 +231,14 @@ class Alibi(eqx.Module):
         tokens = grid.size if self.tokens is None else self.tokens
         return jnp.asarray(grid._nodes() * tokens - 1)
 
-    def of_queries(self, vectors: Vectors, rope: Float[Array, " length"]) -> Longer:
+    def encode_queries(self, vectors: Vectors, rope: Float[Array, " length"]) -> Longer:
         """Append each head's slope to its queries, scaled for a size that is one more."""
         heads, length, size = vectors.shape
         slopes = jnp.asarray(np.sqrt(size + 1) * np.asarray(self.slopes), vectors.dtype)
         added = jnp.broadcast_to(slopes[:, None, None], (heads, length, 1))
         return jnp.concatenate([np.sqrt((size + 1) / size).item() * vectors, added], axis=2)
 
-    def of_keys(self, vectors: Vectors, rope: Float[Array, " length"]) -> Longer:
+    def encode_keys(self, vectors: Vectors, rope: Float[Array, " length"]) -> Longer:
         """Append the positions to the keys."""
         positions = rope.astype(vectors.dtype)[None, :, None]
         added = jnp.broadcast_to(positions, (*vectors.shape[:2], 1))

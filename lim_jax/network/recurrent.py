@@ -26,14 +26,14 @@ from lim_jax._precision import promote
 from lim_jax._products import linear, matmul
 from lim_jax.grid.cells import Starts
 from lim_jax.grid.measure import Grid
-from lim_jax.network.convolution import earlier_taps, own_tap, packed_starts
+from lim_jax.network.convolution import current_tap, earlier_taps, packed_starts
 from lim_jax.network.multihead import by_head, project
 from lim_jax.network.norms import GroupedNorm, Norm
 from lim_jax.network.slots import State, log_weights_by_head, require_pair
 from lim_jax.weights import Weight
 
 Heads = Float[Array, "heads rows features"]
-OfState = Float[Array, "heads size features"]
+RecurrentState = Float[Array, "heads size features"]
 
 
 class Sources(NamedTuple):
@@ -141,21 +141,21 @@ class RecurrentMixer(eqx.Module):
             rows, taps, bias = self._convolution(name, normed)
             if weights is not None:  # which may be those of each head
                 rows, taps, bias = (by_head(each, len(write)) for each in (rows, taps, bias))
-            left = rows if weights is None else weights[:, :, None] * rows
-            return bias[:, None, :] + earlier_taps(left, taps, starts), own_tap(rows, taps)
+            weighted = rows if weights is None else weights[:, :, None] * rows
+            return bias[:, None, :] + earlier_taps(weighted, taps, starts), current_tap(rows, taps)
 
         earlier, _ = parts("query")
         key, value = (self.activation(jnp.add(*parts(name))) for name in ("key", "value"))
-        return Sources(earlier, self.of_key(key), value, decay, write)
+        return Sources(earlier, self.transform_key(key), value, decay, write)
 
     def reads(self, x: State, sources: Sources, grid: Grid) -> Heads:
         """Compute what every head reads from the states for each row of `x`."""
         rows, taps, _ = self._convolution("query", jax.vmap(self.norm)(x))
         earlier, key, value, decay, write = sources
-        own = by_head(own_tap(rows, taps), len(earlier))
-        query = self.of_query(self.activation(earlier + own))
-        read, _ = self.rule(query, key, value, decay, write, packed_starts(grid), None)
-        return self.with_skip(read, value)
+        current = by_head(current_tap(rows, taps), len(earlier))
+        query = self.transform_query(self.activation(earlier + current))
+        output, _ = self.rule(query, key, value, decay, write, packed_starts(grid), None)
+        return self.with_skip(output, value)
 
     def advance(
         self, x: Float[Array, "rows width"], count: Int[Array, ""], memory: Memory | None = None
@@ -168,20 +168,20 @@ class RecurrentMixer(eqx.Module):
             rows, taps, bias = self._convolution(name, normed)
             shape = rows.shape[0], taps.shape[2] - 1, rows.shape[2]
             before = jnp.zeros(shape, rows.dtype) if memory is None else memory.rows[number]
-            mixed = earlier_taps(rows, taps, before=before) + own_tap(rows, taps)
+            mixed = earlier_taps(rows, taps, before=before) + current_tap(rows, taps)
             convolved.append(self.activation(bias[:, None, :] + mixed))
-            known = jnp.concatenate([before, rows], axis=1)
-            lasts.append(jax.lax.dynamic_slice_in_dim(known, count, shape[1], axis=1))
+            history = jnp.concatenate([before, rows], axis=1)
+            lasts.append(jax.lax.dynamic_slice_in_dim(history, count, shape[1], axis=1))
         query, key, value = convolved
         decay, write = self.decays_and_writes(normed)
         later = (jnp.arange(len(x)) >= count)[None]
         decay = jnp.where(later[..., None], 0, decay)
         write = jnp.where(later, 0, write)
         state = None if memory is None else memory.state
-        read, state = self.rule(
-            self.of_query(query), self.of_key(key), value, decay, write, None, state
+        heads, state = self.rule(
+            self.transform_query(query), self.transform_key(key), value, decay, write, None, state
         )
-        output = self.project_output(self.with_skip(read, value), self.gates(x))
+        output = self.project_output(self.with_skip(heads, value), self.gates(x))
         return output, Memory(state, tuple(lasts))
 
     def rows(self, name: str, normed: State) -> Array:
@@ -204,14 +204,14 @@ class RecurrentMixer(eqx.Module):
     def project_output(self, heads: Heads, gates: Heads) -> Float[Array, "rows width"]:
         """Apply gates, norm and output matrix to the heads' outputs."""
         if self.head_norm is None:
-            passed = heads * gates
+            normed = heads * gates
         elif self.norm_before_gate:
-            passed = self.head_norm(heads) * gates
+            normed = self.head_norm(heads) * gates
         else:
-            passed = self.head_norm(heads * gates)
-        joined = jnp.swapaxes(passed, 0, 1).reshape(heads.shape[1], -1)
+            normed = self.head_norm(heads * gates)
+        concatenated = jnp.swapaxes(normed, 0, 1).reshape(heads.shape[1], -1)
         matrix = jnp.swapaxes(self.output, 0, 1).reshape(self.output.shape[1], -1)
-        projected = linear(matrix, joined)
+        projected = linear(matrix, concatenated)
         return projected if self.output_bias is None else projected + self.output_bias[None, :]
 
     def rates(self, normed: Float[Array, "rows width"]) -> Float[Array, "heads rows"]:
@@ -220,17 +220,17 @@ class RecurrentMixer(eqx.Module):
             return jnp.ones((len(self.value), len(normed)), normed.dtype)
         return jax.nn.softplus(linear(self.rate, normed).T + self.rate_bias[:, None])
 
-    def of_key(self, key: Array) -> Array:
+    def transform_key(self, key: Array) -> Array:
         """Return keys as they are written, from convolved rows."""
         return key
 
-    def of_query(self, query: Array) -> Array:
+    def transform_query(self, query: Array) -> Array:
         """Return queries as they read, from convolved rows."""
         return query
 
-    def with_skip(self, read: Heads, value: Heads) -> Heads:
+    def with_skip(self, output: Heads, value: Heads) -> Heads:
         """Return what heads read, plus a term of the token's own value if the layer has one."""
-        return read
+        return output
 
     def decays_and_writes(self, normed: State) -> tuple[Array, Array]:
         """Return `Sources.decay` and `Sources.write`."""
@@ -244,8 +244,8 @@ class RecurrentMixer(eqx.Module):
         decay: Array,
         write: Array,
         starts: Starts | None,
-        state: OfState | None,
-    ) -> tuple[Heads, OfState]:
+        state: RecurrentState | None,
+    ) -> tuple[Heads, RecurrentState]:
         """Compute what heads read, and the state after the last row; `state` is the one before."""
         groups, length = key.shape[:2]
         heads = len(value)
@@ -268,24 +268,24 @@ class RecurrentMixer(eqx.Module):
         def step(state: Array, chunk: tuple[Array, tuple[Array, ...]]) -> tuple[Array, Array]:
             """Read one chunk, and return the state after it."""
             first, rows = chunk
-            return self.read_chunk(state, _weighed(rows, first, begins))
+            return self.read_chunk(state, _make_chunk(rows, first, begins))
 
         # Of a chunk all but its first state is made anew on the way back: half of the memory.
         step = jax.checkpoint(step, prevent_cse=False)
-        of_groups = state.reshape(groups, heads // groups, *state.shape[1:])
-        after, read = jax.lax.scan(step, of_groups, (numbers, rows))
-        read = jnp.moveaxis(read, 0, 2).reshape(heads, length + fill, -1)[:, :length]
-        return read.astype(value.dtype), after.reshape(state.shape)
+        group_state = state.reshape(groups, heads // groups, *state.shape[1:])
+        after, output = jax.lax.scan(step, group_state, (numbers, rows))
+        output = jnp.moveaxis(output, 0, 2).reshape(heads, length + fill, -1)[:, :length]
+        return output.astype(value.dtype), after.reshape(state.shape)
 
     def read_chunk(self, state: Array, chunk: Chunk) -> tuple[Array, Array]:
         """Return the state after a chunk, and what its rows read."""
         query, key, _, _, within, since, until = chunk
-        written = self.written(state, chunk)
-        read = matmul(since * query, state) + matmul(scores(query, key, within), written)
-        left = since[..., -1, :, None] * state
-        return left + matmul(jnp.swapaxes(until * key, -1, -2), written), read
+        writes = self.writes(state, chunk)
+        output = matmul(since * query, state) + matmul(scores(query, key, within), writes)
+        remaining = since[..., -1, :, None] * state
+        return remaining + matmul(jnp.swapaxes(until * key, -1, -2), writes), output
 
-    def written(self, state: Array, chunk: Chunk) -> Array:
+    def writes(self, state: Array, chunk: Chunk) -> Array:
         """Return what each row of a chunk writes along its key, by the state before the chunk."""
         raise NotImplementedError
 
@@ -297,7 +297,7 @@ def scores(query: Array, key: Array, within: Array) -> Array:
     return jnp.sum(query[..., :, None, :] * key[..., None, :, :] * within, axis=-1)
 
 
-def _weighed(rows: tuple[Array, ...], first: Array, begins: Starts | None) -> Chunk:
+def _make_chunk(rows: tuple[Array, ...], first: Array, begins: Starts | None) -> Chunk:
     """Make a chunk of rows with what remains of writes; `first` is the number of its first row."""
     query, key, value, decay, write = rows
     place = jnp.arange(decay.shape[-2])
@@ -308,16 +308,16 @@ def _weighed(rows: tuple[Array, ...], first: Array, begins: Starts | None) -> Ch
     m = place[None, None, :]
     between = ((j < m) & (m <= i)).astype(decay.dtype)
     total = jnp.einsum("ijm,ghmd->ghijd", between, decay, precision=jax.lax.Precision.HIGHEST)
-    seen = place[None, :] <= place[:, None]
-    kept = place >= 0
+    visible = place[None, :] <= place[:, None]
+    remembers = place >= 0
     last = place >= 0
     if begins is not None:
         begin = jax.lax.dynamic_slice_in_dim(begins, first, len(place)) - first
-        seen = seen & (place[None, :] >= begin[:, None])
-        kept = begin < 0
+        visible = visible & (place[None, :] >= begin[:, None])
+        remembers = begin < 0
         last = place >= begin[-1]
-    seen, kept, last = (each[None, None, ..., None] for each in (seen, kept, last))
-    within = jnp.where(seen, jnp.exp(total), 0)
-    since = jnp.where(kept, jnp.exp(jnp.cumsum(decay, axis=-2)), 0)
+    visible, remembers, last = (each[None, None, ..., None] for each in (visible, remembers, last))
+    within = jnp.where(visible, jnp.exp(total), 0)
+    since = jnp.where(remembers, jnp.exp(jnp.cumsum(decay, axis=-2)), 0)
     until = jnp.where(last, jnp.exp(total[..., -1, :, :]), 0)
     return Chunk(query, key, value, write, within, since, until)

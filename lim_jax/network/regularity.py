@@ -189,7 +189,7 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     >>> constants.score.shape, float(constants.lipschitz) < 1
     ((2,), True)
     """
-    _require_plain(attention)
+    _require_covered(attention)
     heads, size = attention.query.shape[-3:-1]
     token, slope = norm_constants(attention.norm)
     matrices = (attention.query, attention.key, attention.value)
@@ -210,12 +210,12 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     head_hardy = _times(values, kernel_hardy) + _times(slope * value, growth)
     head = head_local + HARDY * head_hardy
     # By a head's query, key and value, each of C|dW| + |db| + |W||du|.
-    moved = (values * keys / scale, values * queries / scale, 1.0)
-    own = jnp.linalg.norm(_root(*moved)) * _root(token, 1.0)
-    shared = jnp.linalg.norm(moved[0] * query + moved[1] * key + value)
-    by_parameters = _root(own, shared * math.sqrt(attention.query.shape[-1] + 1))
-    joined = jnp.concatenate(jnp.unstack(attention.output, axis=-3), axis=-1)
-    output = _operator_norms(joined[..., None, :, :])[0]
+    slopes = (values * keys / scale, values * queries / scale, 1.0)
+    separate = jnp.linalg.norm(_root(*slopes)) * _root(token, 1.0)
+    shared = jnp.linalg.norm(slopes[0] * query + slopes[1] * key + value)
+    by_parameters = _root(separate, shared * math.sqrt(attention.query.shape[-1] + 1))
+    output_matrix = jnp.concatenate(jnp.unstack(attention.output, axis=-3), axis=-1)
+    output = _operator_norms(output_matrix[..., None, :, :])[0]
     output_bias = attention.output_bias
     return AttentionRegularity(
         score,
@@ -239,7 +239,7 @@ def _require_exactly(value: object, kind: type, name: str, cure: str) -> None:
     require(type(value) is kind, name, got=got, expected=expected, cure=cure)
 
 
-def _require_plain(attention: CausalAttention) -> None:
+def _require_covered(attention: CausalAttention) -> None:
     """Raise ValueError at attention for which the paper's proposition is not proved."""
     steps = (
         "Pass a CausalAttention, of one matrix each for queries, keys and values: the proposition "
@@ -249,7 +249,7 @@ def _require_plain(attention: CausalAttention) -> None:
     attend = attention.attend
     mask = attention.mask
     holds = attend is causal_attention or type(attend) is RingAttention
-    got = f"heads that attend by {_name(attend)}"
+    got = f"heads that attend by {_function_name(attend)}"
     expected = "causal_attention or a RingAttention"
     cure = "Take one of these: the proposition is proved for a softmax over the prefix."
     require(holds, "attention", got=got, expected=expected, cure=cure)
@@ -321,16 +321,16 @@ def hardy_bound(grid: CellGrid) -> float:
     share = float(1 - grid.offset)
     prefixes = np.cumsum(weights) - (1 - share) * weights
 
-    def squared(u: Float[np.ndarray, " length"]) -> Float[np.ndarray, " length"]:
+    def average_and_adjoint(u: Float[np.ndarray, " length"]) -> Float[np.ndarray, " length"]:
         """Apply the average and then its adjoint to a function of the cells."""
         mass = weights * u
-        pulled = weights * (np.cumsum(mass) - (1 - share) * mass) / prefixes**2
-        return np.cumsum(pulled[::-1])[::-1] - (1 - share) * pulled
+        quotient = weights * (np.cumsum(mass) - (1 - share) * mass) / prefixes**2
+        return np.cumsum(quotient[::-1])[::-1] - (1 - share) * quotient
 
     u = np.cumsum(weights) ** -0.5
     for _ in range(3):
-        u = squared(u)
-    return math.sqrt((squared(u) / u).max())
+        u = average_and_adjoint(u)
+    return math.sqrt((average_and_adjoint(u) / u).max())
 
 
 def field_regularity(field: TransformerField) -> FieldRegularity:
@@ -461,7 +461,7 @@ def _vector_norms(vectors: Float[Array, "..."] | None, heads: int) -> Heads:
     return jnp.linalg.norm(vectors, axis=-1).reshape(-1, heads).max(axis=0)
 
 
-def _name(function: object) -> str:
+def _function_name(function: object) -> str:
     """Return a function's name, or a description if it has none."""
     return getattr(function, "__name__", described(function))
 
@@ -473,7 +473,7 @@ def _activation_slope(activation: Any) -> float:
         if options.keys() == {"approximate"} and type(options["approximate"]) is bool:
             return GELU_SLOPES[options["approximate"]]
     slopes = [slope for known, slope in SLOPES if activation is known]
-    got = _name(activation)
+    got = _function_name(activation)
     expected = "jnp.tanh, or jax.nn's relu, sigmoid, softplus, silu or gelu, themselves"
     cure = "Take one of these: no bound is known for the slope of others."
     require(len(slopes) == 1, "activation", got=got, expected=expected, cure=cure)

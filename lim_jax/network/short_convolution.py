@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lim_jax.grid.measure import Grid
-from lim_jax.network.convolution import earlier_taps, own_tap, packed_starts
+from lim_jax.network.convolution import current_tap, earlier_taps, packed_starts
 from lim_jax.network.norms import Norm
 from lim_jax.network.slots import State, log_weights_by_head, require_pair
 from lim_jax.network.tokenwise import affine
@@ -49,8 +49,12 @@ class ShortConvolution(eqx.Module):
         rows = self._rows(context)
         taps = self.taps[None]
         weights = log_weights_by_head(grid, 1)
-        left = rows if weights is None else jnp.exp(weights)[:, :, None] * rows
-        return (self._biased(earlier_taps(left, taps, packed_starts(grid)) + own_tap(rows, taps)),)
+        weighted = rows if weights is None else jnp.exp(weights)[:, :, None] * rows
+        return (
+            self._biased(
+                earlier_taps(weighted, taps, packed_starts(grid)) + current_tap(rows, taps)
+            ),
+        )
 
     def advance(
         self, x: Float[Array, "rows width"], count: Int[Array, ""], memory: Array | None = None
@@ -60,10 +64,10 @@ class ShortConvolution(eqx.Module):
         taps = self.taps[None]
         earlier = self.taps.shape[1] - 1
         before = jnp.zeros((1, earlier, rows.shape[2]), rows.dtype) if memory is None else memory
-        known = jnp.concatenate([before, rows], axis=1)
-        read = self._biased(earlier_taps(rows, taps, before=before) + own_tap(rows, taps))
-        last = jax.lax.dynamic_slice_in_dim(known, count, earlier, axis=1)
-        return self.project_output(read, self.gates(x)), last
+        history = jnp.concatenate([before, rows], axis=1)
+        convolved = self._biased(earlier_taps(rows, taps, before=before) + current_tap(rows, taps))
+        last = jax.lax.dynamic_slice_in_dim(history, count, earlier, axis=1)
+        return self.project_output(convolved, self.gates(x)), last
 
     def _rows(self, tokens: State) -> Float[Array, "1 rows channels"]:
         """Return the rows to convolve: values times the gate of writes."""

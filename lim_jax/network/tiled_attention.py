@@ -34,7 +34,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Shaped
 
 from lim_jax._checks import require_floats
-from lim_jax._linear import at, derived, of_many, on_platform, set_on, transposes
+from lim_jax._linear import at, batched_primitive, derived, on_platform, set_on, transposes
 from lim_jax._precision import accumulator
 from lim_jax._products import matmul
 from lim_jax.grid.cells import CellGrid
@@ -112,8 +112,8 @@ class KeyWeights(NamedTuple):
         if self.parts is None:
             return tile
         assert place.parts is not None
-        own = place.parts[:, :, None] == self.parts[:, None, :]
-        return jnp.where(own & (self.parts >= 0)[:, None, :], 0, tile)
+        same_part = place.parts[:, :, None] == self.parts[:, None, :]
+        return jnp.where(same_part & (self.parts >= 0)[:, None, :], 0, tile)
 
 
 def _key_weights(beside: PerPosition, tiling: Tiling, dtype: jnp.dtype) -> KeyWeights:
@@ -133,7 +133,7 @@ def _attend(points, _, tiling):
     def grow(row, _, query, column, place):
         """Add one tile to the outputs and sums of its rows, by an online softmax."""
         key, value, key_weights = column
-        scores = _seen(capped(matmul(query, key.mT), tiling.cap), key_weights, place, tiling)
+        scores = _mask_scores(capped(matmul(query, key.mT), tiling.cap), key_weights, place, tiling)
         highest = jnp.maximum(row.highest, _highest(scores))
         mass = jnp.exp(scores - highest[..., None])
         shrunk = jnp.exp(row.highest - highest)
@@ -174,39 +174,41 @@ def _pushed_sums(points, vectors, tiling):
     beside = tiling.named(arrays)
     dtype = log_total.dtype
 
-    def add(of_row, _, row, column, place):
+    def add(row_sums, _, row, column, place):
         """Add one tile's terms to the sums of its rows."""
         query, log_total, query_slopes = row
-        key, value, key_weights, *of_columns = column
+        key, value, key_weights, *column_slopes = column
         weights, moving = _weights(query, key, key_weights, log_total, place, tiling)
-        kept = weights.astype(value.dtype)
+        value_weights = weights.astype(value.dtype)
 
         def push(tangent):
             """Compute the terms of one tangent."""
             query_slope, key_slope, value_slope, *mask_slope = tangent
-            moved = moving * (matmul(query_slope, key.mT) + matmul(query, key_slope.mT))
+            score_slope = moving * (matmul(query_slope, key.mT) + matmul(query, key_slope.mT))
             for slope in mask_slope:  # not capped, as scores are
-                moved += weights * key_weights.counted(slope.astype(dtype)[:, None, :], place)
-            features = matmul(moved.astype(value.dtype), value) + matmul(kept, value_slope)
-            return features, moved.sum(axis=-1)
+                score_slope += weights * key_weights.counted(slope.astype(dtype)[:, None, :], place)
+            features = matmul(score_slope.astype(value.dtype), value) + matmul(
+                value_weights, value_slope
+            )
+            return features, score_slope.sum(axis=-1)
 
-        moved = each_vector(push, (query_slopes, *of_columns))
-        return jax.tree.map(jnp.add, of_row, moved), ()
+        terms = each_vector(push, (query_slopes, *column_slopes))
+        return jax.tree.map(jnp.add, row_sums, terms), ()
 
-    query_slopes, *of_columns = vectors
+    query_slopes, *column_slopes = vectors
     shape = query_slopes.shape[:-1]
     empty = jnp.zeros((*shape, value.shape[-1]), dtype), jnp.zeros(shape, dtype)
     rows = query, log_total, query_slopes
-    columns = key, value, _key_weights(beside, tiling, dtype), *of_columns
+    columns = key, value, _key_weights(beside, tiling, dtype), *column_slopes
     return over_tiles(add, rows, columns, empty, (), beside, tiling)[0]
 
 
-def _pushed(points, vectors, tiling):
+def _push_forward(points, vectors, tiling):
     r"""Compute :math:`\dot o_i` (`eq:attention-first-variation-schematic`), :math:`\dot\ell_i`."""
     query, key, value, outputs, log_total, *arrays = points
     point = query, key, value, log_total, *arrays
-    moved, log_slopes = _pushed_sums(point, vectors, tiling)
-    return [moved - log_slopes[..., None] * outputs[:, None], log_slopes]
+    sums, log_slopes = _pushed_sums(point, vectors, tiling)
+    return [sums - log_slopes[..., None] * outputs[:, None], log_slopes]
 
 
 @in_groups
@@ -217,68 +219,72 @@ def _pulled_sums(points, vectors, tiling):
     dtype = log_total.dtype
     masks = [] if beside.log_weights is None else [beside.log_weights]
 
-    def add(of_row, of_column, row, column, place):
+    def add(row_sums, column_sums, row, column, place):
         """Add one tile's terms to the covectors of its rows and columns."""
-        query, query_transposed, log_total, *of_vectors = row
+        query, query_transposed, log_total, *row_covectors = row
         key, value, key_weights = column
         weights, moving = _weights(query, key, key_weights, log_total, place, tiling)
-        kept = weights.astype(value.dtype)
+        value_weights = weights.astype(value.dtype)
 
         def pull(covector):
             """Compute the terms of one covector."""
             g, g_transposed, h = covector
             slopes = matmul(g, value.mT) + h[..., None]
             e = (moving * slopes).astype(key.dtype)
-            of_row = matmul(e, key)
+            row_sums = matmul(e, key)
             # Sums over rows into (size, tile): on a CPU three times as fast as into (tile, size).
-            of_column = matmul(query_transposed, e), matmul(g_transposed, kept)
-            of_masks = [key_weights.counted(weights * slopes, place).sum(axis=1) for _ in masks]
-            return of_row, (*of_column, *of_masks)
+            column_sums = matmul(query_transposed, e), matmul(g_transposed, value_weights)
+            mask_sums = [key_weights.counted(weights * slopes, place).sum(axis=1) for _ in masks]
+            return row_sums, (*column_sums, *mask_sums)
 
-        return jax.tree.map(jnp.add, (of_row, of_column), each_vector(pull, tuple(of_vectors)))
+        return jax.tree.map(
+            jnp.add, (row_sums, column_sums), each_vector(pull, tuple(row_covectors))
+        )
 
     covectors = vectors[0].astype(value.dtype)
     slopes = vectors[1]
     *shape, tile = slopes.shape
-    of_query = jnp.zeros((*shape, tile, query.shape[-1]), dtype)
-    of_columns = (
+    query_sums = jnp.zeros((*shape, tile, query.shape[-1]), dtype)
+    column_sums = (
         *(jnp.zeros((*shape, x.shape[-1], tile), dtype) for x in (key, value)),
         *(jnp.zeros((*shape, tile), dtype) for _ in masks),
     )
     # Transposed here once, not in every tile of a row.
     rows = query, query.mT, log_total, covectors, covectors.mT, slopes
     columns = key, value, _key_weights(beside, tiling, dtype)
-    of_query, of_columns = over_tiles(add, rows, columns, of_query, of_columns, beside, tiling)
-    of_key, of_value, *of_masks = of_columns
-    pulled = of_query, of_key.mT, of_value.mT, *of_masks
+    query_sums, column_sums = over_tiles(
+        add, rows, columns, query_sums, column_sums, beside, tiling
+    )
+    key_sums, value_sums, *mask_sums = column_sums
+    sums = query_sums, key_sums.mT, value_sums.mT, *mask_sums
     primals = query, key, value, *masks
-    return tuple(x.astype(primal.dtype) for x, primal in zip(pulled, primals, strict=True))
+    return tuple(x.astype(primal.dtype) for x, primal in zip(sums, primals, strict=True))
 
 
-def _pulled(points, vectors, tiling):
+def _pull_back(points, vectors, tiling):
     r"""Compute covectors :math:`\bar q_i, \bar k_j, \bar v_j` from :math:`\bar o_i, \bar\ell_i`."""
     query, key, value, outputs, log_total, *arrays = points
-    covectors, of_log_total = vectors
-    slopes = of_log_total - jnp.sum(covectors * outputs[:, None], axis=-1)
+    covectors, log_covectors = vectors
+    slopes = log_covectors - jnp.sum(covectors * outputs[:, None], axis=-1)
     point = query, key, value, log_total, *arrays
     return _pulled_sums(point, (covectors, slopes), tiling)
 
 
-_attention = of_many("attention", _attend)
-_push, _pull = transposes(("attention_push", _pushed), ("attention_pull", _pulled))
+_attention = batched_primitive("attention", _attend)
+_push, _pull = transposes(("attention_push", _push_forward), ("attention_pull", _pull_back))
 derived(_attention, _slope)
 for _primitive in (_attention, _push, _pull):
     # Wide for an accelerator and narrow for a CPU, whatever the machine is that traced them.
     set_on(None, _primitive, lambda tiling: tiling._replace(wide=True))
     set_on("cpu", _primitive, lambda tiling: tiling._replace(wide=False))
 on_platform("cuda", _attention, outputs_or(_attend))
-on_platform("cuda", _pull, pulled_or(_pulled))
+on_platform("cuda", _pull, pulled_or(_pull_back))
 
 
 def _weights(query, key, key_weights, log_total, place, tiling):
     """Return a tile's attention weights, plain and times the derivative of capped scores."""
     products = capped(matmul(query, key.mT), tiling.cap)
-    scores = _seen(products, key_weights, place, tiling)
+    scores = _mask_scores(products, key_weights, place, tiling)
     weights = jnp.exp(scores - log_total[..., None])
     if tiling.cap is None:
         return weights, weights
@@ -294,15 +300,15 @@ def _highest(scores):
     return jax.lax.reduce(scores, lowest, lambda a, b: jnp.where(a > b, a, b), (2,))
 
 
-def _seen(scores, key_weights, place, tiling: Tiling):
+def _mask_scores(scores, key_weights, place, tiling: Tiling):
     """Add log weights to the scores of a tile, and mask columns that its rows do not see."""
     scores = scores + key_weights.log_weight[:, None, :]
     if key_weights.mask is not None:
         scores += key_weights.counted(key_weights.mask[:, None, :], place)
     row = place.rows[None, :, None]
     column = place.columns[None, None, :]
-    own = scores + math.log(1 - tiling.grid.offset)
-    scores = jnp.where(column < row, scores, jnp.where(column == row, own, -jnp.inf))
+    diagonal = scores + math.log(1 - tiling.grid.offset)
+    scores = jnp.where(column < row, scores, jnp.where(column == row, diagonal, -jnp.inf))
     if place.starts is None:
         return scores
     return jnp.where(place.starts[:, :, None] <= column, scores, -jnp.inf)

@@ -57,7 +57,7 @@ class Tiling(NamedTuple):
         """The number of positions on this device."""
         return self.grid.size // self.devices
 
-    def of_at_most(self, most: int) -> "Tiling":
+    def with_tiles_up_to(self, most: int) -> "Tiling":
         """Return a tiling of equal tiles with `most` positions at most."""
         return self._replace(tile=-(-self.size // -(-self.size // most)))
 
@@ -76,7 +76,7 @@ def tiling(grid: CellGrid, axis: str | None = None) -> Tiling:
     most = TILE if grid.size < 16 * TILE else 2 * TILE
     here = jax.default_backend() != "cpu"
     names = tuple(name for name, x in per_position(grid)._asdict().items() if x is not None)
-    return Tiling(grid.whole, most, axis, wide=here, arrays=names).of_at_most(most)
+    return Tiling(grid.unmasked, most, axis, wide=here, arrays=names).with_tiles_up_to(most)
 
 
 def per_position(grid: CellGrid) -> PerPosition:
@@ -94,7 +94,7 @@ class Place(NamedTuple):
     parts: Int[Array, "group tile"] | None = None
 
     @property
-    def seen(self) -> Bool[Array, ""]:
+    def is_visible(self) -> Bool[Array, ""]:
         """Whether any row sees any column of this tile."""
         past = self.column < self.row + self.tile
         if self.starts is None:
@@ -126,7 +126,7 @@ def in_groups(sweep: Sweep) -> Program:
         between = 1 if vectors else 0
         if tiling.wide:
             group = count
-            tiling = tiling.of_at_most(max(WIDE, tiling.tile))
+            tiling = tiling.with_tiles_up_to(max(WIDE, tiling.tile))
         elif not isinstance(count, int):
             group = count  # a symbolic number of examples, in `jax.export`, has no known divisors
         else:
@@ -134,11 +134,11 @@ def in_groups(sweep: Sweep) -> Program:
             most = max(CACHE * jax.device_count() // tiling.tile**2, 2)
             group = max(size for size in range(1, min(most, count) + 1) if count % size == 0)
         blocks = [
-            [_cut(x, axes, group, tiling.tile) for x in arrays]
+            [_into_blocks(x, axes, group, tiling.tile) for x in arrays]
             for arrays, axes in ((points, 0), (vectors, 1))
         ]
         results = jax.lax.map(lambda blocks: sweep(blocks[0], blocks[1], tiling), blocks)
-        return [_joined(x, between, tiling.size) for x in results]
+        return [_join(x, between, tiling.size) for x in results]
 
     return program
 
@@ -148,7 +148,7 @@ def _spread() -> bool:
     return jax.device_count() > 1
 
 
-def _cut(array: Array, between: int, group: int, tile: int) -> Array:
+def _into_blocks(array: Array, between: int, group: int, tile: int) -> Array:
     """Cut an array into groups, which come first, and blocks; `between` counts axes of vectors."""
     axis = 1 + between
     edges = [(0, 0)] * array.ndim
@@ -158,23 +158,23 @@ def _cut(array: Array, between: int, group: int, tile: int) -> Array:
     array = jnp.pad(array, edges, mode="edge" if starts else "constant")
     groups = (group, -1) if _spread() else (-1, group)
     shape = array.shape[1:axis]
-    rest = array.shape[axis + 1 :]
-    array = array.reshape(*groups, *shape, array.shape[axis] // tile, tile, *rest)
+    trailing = array.shape[axis + 1 :]
+    array = array.reshape(*groups, *shape, array.shape[axis] // tile, tile, *trailing)
     if _spread():
         array = jnp.swapaxes(array, 0, 1)
     return jnp.moveaxis(array, axis + 1, 2)
 
 
-def _joined(array: Array, between: int, length: int) -> Array:
-    """Join groups and blocks again: the inverse of `_cut`."""
+def _join(array: Array, between: int, length: int) -> Array:
+    """Join groups and blocks again: the inverse of `_into_blocks`."""
     axis = 1 + between
     array = jnp.moveaxis(array, 2, axis + 1)
     if _spread():
         array = jnp.swapaxes(array, 0, 1)
     shape = array.shape[2 : axis + 1]
-    rest = array.shape[axis + 3 :]
+    trailing = array.shape[axis + 3 :]
     count = array.shape[0] * array.shape[1]
-    array = array.reshape(count, *shape, -1, *rest)
+    array = array.reshape(count, *shape, -1, *trailing)
     return jax.lax.slice_in_dim(array, 0, length, axis=axis)
 
 
@@ -188,8 +188,8 @@ def over_tiles(
     visit: Callable[[Any, Any, Any, Any, Place], tuple[Any, Any]],
     rows: PyTree,
     columns: PyTree,
-    of_rows: PyTree,
-    of_columns: PyTree,
+    row_results: PyTree,
+    column_results: PyTree,
     beside: PerPosition,
     tiling: Tiling,
 ) -> tuple[Any, Any]:
@@ -199,29 +199,29 @@ def over_tiles(
     positions, columns travel round their ring, past all rows.
     """
     blocks = jax.tree.leaves(rows)[0].shape[1]
-    of_rows, of_columns = varying_as((of_rows, of_columns), (rows, columns, beside))
+    row_results, column_results = varying_as((row_results, column_results), (rows, columns, beside))
     if tiling.axis is None:
         pairs = np.stack(np.tril_indices(blocks))
         here = jnp.array(0)
         visited = _over_pairs(visit, rows, columns, beside, pairs, here, here, tiling)
-        return visited(of_rows, of_columns)
+        return visited(row_results, column_results)
     pairs = np.indices((blocks, blocks)).reshape(2, -1)
     device = jax.lax.axis_index(tiling.axis).astype(int)
     devices = tiling.devices
     ring = [(index, (index + 1) % devices) for index in range(devices)]
 
-    def meet(state: tuple[Any, Any, Any], passed: Array) -> tuple[tuple[Any, Any, Any], None]:
+    def meet(state: tuple[Any, Any, Any], turn: Array) -> tuple[tuple[Any, Any, Any], None]:
         """Visit the tiles of the columns that are here, and pass these on to the next device."""
-        of_rows, columns, of_columns = state
-        firsts = device * tiling.size, (device - passed) % devices * tiling.size
+        row_results, columns, column_results = state
+        firsts = device * tiling.size, (device - turn) % devices * tiling.size
         visited = _over_pairs(visit, rows, columns, beside, pairs, *firsts, tiling)
-        of_rows, of_columns = visited(of_rows, of_columns)
+        row_results, column_results = visited(row_results, column_results)
         travelling = jax.tree.map(
-            lambda x: jax.lax.ppermute(x, tiling.axis, ring), (columns, of_columns)
+            lambda x: jax.lax.ppermute(x, tiling.axis, ring), (columns, column_results)
         )
-        return (of_rows, *travelling), None
+        return (row_results, *travelling), None
 
-    state, _ = jax.lax.scan(meet, (of_rows, columns, of_columns), jnp.arange(devices))
+    state, _ = jax.lax.scan(meet, (row_results, columns, column_results), jnp.arange(devices))
     return state[0], state[2]
 
 
@@ -245,22 +245,27 @@ def _over_pairs(
     @jax.checkpoint
     def step(state: tuple[Any, Any], pair: tuple[Array, Array]) -> tuple[tuple[Any, Any], None]:
         """Visit one pair of blocks, if any of its rows sees any of its columns."""
-        of_rows, of_columns = state
+        row_results, column_results = state
         i, j = pair
         tile = tiling.tile
         marks = _block((beside.starts, beside.parts), i)
         place = Place(row + i * tile, column + j * tile, tile, *marks)
 
-        def changed(there: tuple[Any, Any]) -> tuple[Any, Any]:
+        def visit_tile(there: tuple[Any, Any]) -> tuple[Any, Any]:
             """Visit the tile."""
             return visit(*there, _block(rows, i), _block(columns, j), place)
 
-        there = _block(of_rows, i), _block(of_columns, j)
+        there = _block(row_results, i), _block(column_results, j)
         if all_seen:
-            of_row, of_column = changed(there)
+            row_result, column_result = visit_tile(there)
         else:
-            of_row, of_column = jax.lax.cond(place.seen, changed, lambda there: there, there)
-        return (_replaced(of_rows, i, of_row), _replaced(of_columns, j, of_column)), None
+            row_result, column_result = jax.lax.cond(
+                place.is_visible, visit_tile, lambda there: there, there
+            )
+        return (
+            _replace_block(row_results, i, row_result),
+            _replace_block(column_results, j, column_result),
+        ), None
 
     indices = tuple(map(jnp.asarray, pairs))
     return lambda *state: jax.lax.scan(step, state, indices)[0]
@@ -275,13 +280,13 @@ def _block(tree: PyTree, index: Array) -> Any:
     return jax.tree.map(block, tree)
 
 
-def _replaced(tree: PyTree, index: Array, block: Any) -> Any:
+def _replace_block(tree: PyTree, index: Array, block: Any) -> Any:
     """Replace one block of each array."""
 
-    def replaced(array: Array, entry: Array) -> Array:
+    def replace_block(array: Array, entry: Array) -> Array:
         """Write the block into one array."""
         return jax.lax.dynamic_update_index_in_dim(
             array, entry, index, 1, allow_negative_indices=False
         )
 
-    return jax.tree.map(replaced, tree, block)
+    return jax.tree.map(replace_block, tree, block)

@@ -114,7 +114,7 @@ class FeedForward(eqx.Module):
         hidden = affine(self.inner, self.inner_bias, jax.vmap(self.norm)(x))
         learned = () if self.activation_numbers is None else (self.activation_numbers,)
         hidden = self.activation(hidden, *learned)
-        return _normed(self.output_norm, affine(self.outer, self.outer_bias, hidden))
+        return _normalise_rows(self.output_norm, affine(self.outer, self.outer_bias, hidden))
 
 
 class GatedFeedForward(eqx.Module):
@@ -204,7 +204,7 @@ class GatedFeedForward(eqx.Module):
         normed = jax.vmap(self.norm)(x)
         gate = self.activation(affine(self.gate, self.gate_bias, normed))
         hidden = gate * affine(self.up, self.up_bias, normed)
-        return _normed(self.output_norm, affine(self.down, self.down_bias, hidden))
+        return _normalise_rows(self.output_norm, affine(self.down, self.down_bias, hidden))
 
 
 class SideBySide(eqx.Module):
@@ -224,7 +224,7 @@ class SideBySide(eqx.Module):
         scale = self.scale[None, :]
         for network in self.networks:
             total += network(x, context, grid)
-        return scale * _normed(self.output_norm, total) + (scale - 1) * x
+        return scale * _normalise_rows(self.output_norm, total) + (scale - 1) * x
 
 
 class NormedResidual(eqx.Module):
@@ -242,7 +242,7 @@ class NormedResidual(eqx.Module):
         return self.scale * jax.vmap(self.norm)(x) - x
 
 
-def _normed(norm: Norm | None, rows: State) -> State:
+def _normalise_rows(norm: Norm | None, rows: State) -> State:
     """Apply a norm to each row, or return the rows if there is none."""
     return rows if norm is None else jax.vmap(norm)(rows)
 

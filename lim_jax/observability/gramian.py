@@ -88,9 +88,9 @@ class ObservedTokens(eqx.Module):
         Array
             What is observed, a row for each layer.
         """
-        return jax.vmap(self.seen)(self.flow.trajectory(x, self.grid).states[:-1])
+        return jax.vmap(self.observe)(self.flow.trajectory(x, self.grid).states[:-1])
 
-    def seen(self, state: State) -> Float[Array, " observed"]:
+    def observe(self, state: State) -> Float[Array, " observed"]:
         """Observe one layer's state.
 
         Parameters
@@ -177,10 +177,10 @@ def observability_gramians(
     chosen = cheapest_mode(products) if mode == "cheapest" else mode
     positions = jnp.arange(len(x)) if positions is None else guarded_positions(positions, x)
     if chosen == "forward":
-        return _pushed_gramians(observations, x, step, positions)
+        return _gramians_by_push(observations, x, step, positions)
     if not isinstance(observations, ObservedTokens):
         return _pulled_gramians(observations, x, step)[positions]
-    return _swept_gramians(observations, x, step)[positions]
+    return _gramians_by_sweep(observations, x, step)[positions]
 
 
 def require_observations(observations: Any, x: Any) -> None:
@@ -245,17 +245,17 @@ def layer_products(
     if positions is not None:
         require_indices(positions, "positions")
     layers, observed = jax.eval_shape(observations, x).shape
-    layered = isinstance(observations, ObservedTokens)
-    if layered:
+    is_flow = isinstance(observations, ObservedTokens)
+    if is_flow:
         cure = "Leave it out: ObservedTokens observe all of their layers."
         depth = layers if depth is None else depth
         depth = as_int(depth, "depth", least=layers, most=layers, cure=cure)
     else:
         cure = "Pass how many layers the observations run through, of which they may show fewer."
         depth = as_int(depth, "depth", cure=cure)
-    monitored = x.shape[0] if positions is None else positions.shape[0]
-    passed = depth * (depth - 1) // 2 if layered else layers * depth
-    return {"forward": monitored * x.shape[1] * depth, "reverse": observed * passed}
+    num_positions = x.shape[0] if positions is None else positions.shape[0]
+    products = depth * (depth - 1) // 2 if is_flow else layers * depth
+    return {"forward": num_positions * x.shape[1] * depth, "reverse": observed * products}
 
 
 def cheapest_mode(products: Mapping[str, int]) -> str:
@@ -264,7 +264,7 @@ def cheapest_mode(products: Mapping[str, int]) -> str:
     return min(products, key=lambda mode: (1.0 if mode in ahead else 1.4) * products[mode])
 
 
-def _pushed_gramians(
+def _gramians_by_push(
     observations: Observations, x: State, step: Steps, positions: Positions
 ) -> Gramians:
     """Compute Gramians by forward mode, one monitored position at a time.
@@ -275,9 +275,9 @@ def _pushed_gramians(
     steps = layer_steps(step, observed)
 
     def gramian(position: Array) -> Float[Array, "width width"]:
-        injected = jax.vmap(lambda e: jnp.zeros_like(x).at[position].set(e))(jnp.eye(x.shape[1]))
-        seen = jax.vmap(push)(injected.astype(x.dtype))
-        return jnp.einsum("k,ako,bko->ab", steps, seen, seen)
+        tangents = jax.vmap(lambda e: jnp.zeros_like(x).at[position].set(e))(jnp.eye(x.shape[1]))
+        images = jax.vmap(push)(tangents.astype(x.dtype))
+        return jnp.einsum("k,ako,bko->ab", steps, images, images)
 
     return jax.lax.map(gramian, positions)
 
@@ -296,30 +296,30 @@ def _pulled_gramians(observations: Observations, x: State, step: Steps) -> Grami
     return jax.lax.scan(add, jnp.zeros((*x.shape, x.shape[1]), x.dtype), layers)[0]
 
 
-def _swept_gramians(observations: ObservedTokens, x: State, step: Steps) -> Gramians:
+def _gramians_by_sweep(observations: ObservedTokens, x: State, step: Steps) -> Gramians:
     """Compute Gramians by one sweep down the layers, each linearised once for all above it."""
     flow = observations.flow
     grid = observations.grid
     depth = observations.flow.depth
 
-    def back(seen: Array, layer: Any, state: State, index: Array) -> tuple[Array, None]:
+    def back(covectors: Array, layer: Any, state: State, index: Array) -> tuple[Array, None]:
         """Carry what later layers observe back through a layer, and add its observations."""
         _, pull = jax.vjp(lambda x: flow.transition(layer, x, grid), state)
-        own, pull_own = jax.vjp(observations.seen, state)
-        rows = jax.vmap(lambda e: pull_own(e)[0])(jnp.eye(own.size, dtype=own.dtype))
+        features, pull_features = jax.vjp(observations.observe, state)
+        rows = jax.vmap(lambda e: pull_features(e)[0])(jnp.eye(features.size, dtype=features.dtype))
 
         def through(entry: tuple[Array, Array]) -> Array:
-            pulled = jax.vmap(lambda covector: pull(covector)[0])
-            return jax.lax.cond(entry[0], pulled, lambda rows: rows, entry[1])
+            pull_rows = jax.vmap(lambda covector: pull(covector)[0])
+            return jax.lax.cond(entry[0], pull_rows, lambda rows: rows, entry[1])
 
-        seen = jax.lax.map(through, (jnp.arange(depth) > index, seen))
-        return seen.at[index].set(rows), None
+        covectors = jax.lax.map(through, (jnp.arange(depth) > index, covectors))
+        return covectors.at[index].set(rows), None
 
     states = flow.trajectory(x, grid).states[:-1]
-    observed = jax.eval_shape(observations.seen, x)
-    seen = jnp.zeros((depth, observed.size, *x.shape), observed.dtype)
-    seen, _ = flow.scan(back, seen, states, jnp.arange(depth), reverse=True)
-    return jnp.einsum("k,koia,koib->iab", layer_steps(step, seen), seen, seen)
+    shape = jax.eval_shape(observations.observe, x)
+    covectors = jnp.zeros((depth, shape.size, *x.shape), shape.dtype)
+    covectors, _ = flow.scan(back, covectors, states, jnp.arange(depth), reverse=True)
+    return jnp.einsum("k,koia,koib->iab", layer_steps(step, covectors), covectors, covectors)
 
 
 def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Array, " depth"]:

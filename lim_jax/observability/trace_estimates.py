@@ -154,9 +154,9 @@ def layer_injected_traces(
     """
     require_observations(observations, x)
     observed, pull = jax.vjp(observations, x)
-    depth, seen = observed.shape
+    depth, count = observed.shape
     cure = "Pass one entry for each number that is observed."
-    require_floats(injected, "injected", "draws depth observed", cure, depth=depth, observed=seen)
+    require_floats(injected, "injected", "draws depth observed", cure, depth=depth, observed=count)
     scale = jnp.sqrt(layer_steps(step, observed))[:, None]
 
     def draw(noise: Float[Array, "depth observed"]) -> Float[Array, " length"]:

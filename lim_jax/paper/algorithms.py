@@ -15,7 +15,7 @@ from lim_jax._jit import cached_jit
 from lim_jax.paper.simulation import (
     GRID,
     LENGTH,
-    Profile,
+    PerPosition,
     Scalar,
     gate_influence,
     influence_imbalance,
@@ -24,16 +24,16 @@ from lim_jax.paper.simulation import (
 from lim_jax.training.gramian_penalties import trace_penalty
 from lim_jax.training.reweighting import reweight_positions
 
-Objective = Callable[[Profile], tuple[Scalar, Scalar]]
+Objective = Callable[[PerPosition], tuple[Scalar, Scalar]]
 
 
-def algorithm1_objective(gates: Profile) -> tuple[Scalar, Scalar]:
+def algorithm1_objective(gates: PerPosition) -> tuple[Scalar, Scalar]:
     """Return :math:`J_1` of `eq:simulation-algorithm1-objective`, and the imbalance in it."""
     imbalance = influence_imbalance(gate_influence(gates).density)
     return 0.12 / (2 * LENGTH) * jnp.sum(gates**2) + 15 / 2 * imbalance, imbalance
 
 
-def algorithm3_objective(gates: Profile) -> tuple[Scalar, Scalar]:
+def algorithm3_objective(gates: PerPosition) -> tuple[Scalar, Scalar]:
     """Return `eq:simulation-algorithm3-objective`, and the imbalance of traces in it.
 
     `eq:simulation-imbalance-metrics`.
@@ -45,13 +45,13 @@ def algorithm3_objective(gates: Profile) -> tuple[Scalar, Scalar]:
 class GateRun(NamedTuple):
     """Where an optimiser of the gates stopped."""
 
-    gates: Profile  # or Algorithm 2's loss weights
+    gates: PerPosition  # or Algorithm 2's loss weights
     objective: Scalar
     history: Float[Array, " steps"]  # of what it controls, before the first step and after each
 
 
 @cached_jit
-def _slope(objective: Objective, gates: Profile) -> tuple[tuple[Scalar, Scalar], Profile]:
+def _slope(objective: Objective, gates: PerPosition) -> tuple[tuple[Scalar, Scalar], PerPosition]:
     """Return the objective and the imbalance in it, and the gradient in the gates."""
     return jax.value_and_grad(objective, has_aux=True)(gates)
 
@@ -77,11 +77,11 @@ def adam_run(objective: Objective, learning_rate: float) -> GateRun:
 
 
 @cached_jit
-def _curvature(objective: Objective, gates: Profile) -> Float[Array, "length length"]:
+def _curvature(objective: Objective, gates: PerPosition) -> Float[Array, "length length"]:
     return jax.hessian(lambda gates: objective(gates)[0])(gates)
 
 
-def minimiser(objective: Objective, start: Profile) -> GateRun:
+def minimiser(objective: Objective, start: PerPosition) -> GateRun:
     """Descend from `start` by L-BFGS, and go on to a stationary point by Newton's steps."""
     tolerance = math.sqrt(jnp.finfo(start.dtype).eps) / 10
 
@@ -92,18 +92,20 @@ def minimiser(objective: Objective, start: Profile) -> GateRun:
     def curvature(gates: np.ndarray) -> np.ndarray:
         return np.asarray(_curvature(objective, jnp.asarray(gates, start.dtype)), float)
 
-    descended = scipy.optimize.minimize(
+    descent = scipy.optimize.minimize(
         value_and_slope, np.asarray(start, float), jac=True, method="L-BFGS-B"
     )
     # A descent ends where values differ by their rounding alone; slopes still tell the way there.
-    found = scipy.optimize.root(
-        lambda gates: value_and_slope(gates)[1], descended.x, jac=curvature, method="hybr"
+    root = scipy.optimize.root(
+        lambda gates: value_and_slope(gates)[1], descent.x, jac=curvature, method="hybr"
     )
-    gates = jnp.asarray(found.x, start.dtype)
+    gates = jnp.asarray(root.x, start.dtype)
     (value, imbalance), gradient = _slope(objective, gates)
     if not np.linalg.norm(gradient) <= tolerance:
-        said = " ".join(found.message.split())
-        raise RuntimeError(f"minimiser: Newton's steps did not converge ({said}); start elsewhere.")
+        message = " ".join(root.message.split())
+        raise RuntimeError(
+            f"minimiser: Newton's steps did not converge ({message}); start elsewhere."
+        )
     return GateRun(gates, value, imbalance[None])
 
 
@@ -112,7 +114,7 @@ def algorithm2_run() -> GateRun:
     """Take 160 outer updates of the loss weights, and evaluate after the last."""
     options = {"target": 1.0, "grid": GRID, "rate": 0.5, "smallest": 0.15, "largest": 8.0}
 
-    def update(weights: Profile, _: None) -> tuple[Profile, Scalar]:
+    def update(weights: PerPosition, _: None) -> tuple[PerPosition, Scalar]:
         density = gate_influence(jnp.zeros(LENGTH), weights).density
         return reweight_positions(weights, density, **options), influence_imbalance(density)
 

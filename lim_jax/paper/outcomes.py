@@ -27,7 +27,7 @@ from lim_jax.paper.simulation import (
     GRID,
     LENGTH,
     WIDTH,
-    Profile,
+    PerPosition,
     Scalar,
     gate_gramians,
     gate_influence,
@@ -48,7 +48,7 @@ class Row(NamedTuple):
     indices: Indices
     imbalance: Scalar
     Z: Scalar  # Euclidean: the density's total over L
-    density: Profile
+    density: PerPosition
 
 
 def table_row(result: Influence) -> Row:
@@ -118,7 +118,7 @@ class Section4(NamedTuple):
     minimiser: dict[str, Row]  # of "algorithm1" and "algorithm3", beyond the 400 steps of Adam
     objectives: dict[str, Scalar]  # there
     runs: dict[str, GateRun]
-    trace_densities: dict[str, Profile]  # "before" and "after" Algorithm 3
+    trace_densities: dict[str, PerPosition]  # "before" and "after" Algorithm 3
     condition_numbers: Summary
     probes: ProbeStudy
 
@@ -141,9 +141,9 @@ def section4(progress: Callable[[Collection], Iterable] = iter) -> Section4:
         trace densities, the condition numbers and the study of probes. `plots` draws the figures.
     """
     stages = {
-        "algorithm1": lambda: _optimised(algorithm1_objective, 0.04),
+        "algorithm1": lambda: _optimise(algorithm1_objective, 0.04),
         "algorithm2": algorithm2_run,
-        "algorithm3": lambda: _optimised(algorithm3_objective, 0.03),
+        "algorithm3": lambda: _optimise(algorithm3_objective, 0.03),
         "condition numbers": regional_condition_numbers,
         "probes": probe_study,
     }
@@ -169,7 +169,7 @@ def section4(progress: Callable[[Collection], Iterable] = iter) -> Section4:
     )
 
 
-def _optimised(objective: Objective, learning_rate: float) -> tuple[GateRun, GateRun]:
+def _optimise(objective: Objective, learning_rate: float) -> tuple[GateRun, GateRun]:
     """Run 400 steps of Adam, and from where they end go on to the minimum."""
     run = adam_run(objective, learning_rate)
     return run, minimiser(objective, run.gates)

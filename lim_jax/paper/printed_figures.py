@@ -54,7 +54,7 @@ class Comparison(NamedTuple):
     agrees: bool
 
 
-def compare(numbers: dict[str, Any]) -> list[Comparison]:
+def compare_with_printed(numbers: dict[str, Any]) -> list[Comparison]:
     """Compare `summary`'s numbers with every figure that the paper prints in section 4."""
     comparisons = []
     for path, printed in printed_figures():

@@ -29,7 +29,7 @@ DELTA = 0.2
 GRID = token_grid(LENGTH)
 
 Scalar = Float[Array, ""]
-Profile = Float[Array, " length"]
+PerPosition = Float[Array, " length"]
 State = Float[Array, "length width"]
 
 
@@ -63,38 +63,38 @@ def cesaro_flow() -> ResidualFlow:
     return ResidualFlow(layers, horizon=1.0, profile=_profile)
 
 
-def gated(gates: Profile, x: State) -> State:
+def gated(gates: PerPosition, x: State) -> State:
     r"""Apply the input gates :math:`D(u)` of `eq:simulation-input-gate`."""
     return jnp.exp(gates)[:, None] * x
 
 
-def terminal_covector(weights: Profile) -> State:
+def terminal_covector(weights: PerPosition) -> State:
     """Return r of `eq:simulation-terminal-covector`; `weights` multiply the even part."""
     final_share = 0.85
     queries = (1 - final_share) / LENGTH * weights
     return jnp.outer(queries.at[-1].add(final_share), jnp.array([1, 0.5, -0.3, 0.2]))
 
 
-def _loss(params: tuple[Profile, Profile], x: State, y: None) -> Scalar:
+def _loss(params: tuple[PerPosition, PerPosition], x: State, y: None) -> Scalar:
     """Return the loss with input gradient :math:`p_0` (`eq:simulation-influence-profile`)."""
     gates, weights = params
     return jnp.vdot(terminal_covector(weights), cesaro_flow()(gated(gates, x), GRID))
 
 
 @cached_jit
-def gate_influence(gates: Profile, weights: Profile | None = None) -> Influence:
+def gate_influence(gates: PerPosition, weights: PerPosition | None = None) -> Influence:
     """Return the positional influence of the gated flow: one example, since its loss is linear."""
     weights = jnp.ones_like(gates) if weights is None else weights
     batch = jnp.zeros((1, LENGTH, WIDTH)), None
     return influence(_loss, (gates, weights), batch, GRID, boundary_regions(GRID, DELTA))
 
 
-def influence_imbalance(density: Profile) -> Scalar:
+def influence_imbalance(density: PerPosition) -> Scalar:
     r"""Compute :math:`\mathcal E_{inf} = \int (m - 1)^2` of `eq:simulation-imbalance-metrics`."""
     return 2 * influence_discrepancy(density, 1.0, GRID)
 
 
-def gate_gramians(gates: Profile) -> Float[Array, "length width width"]:
+def gate_gramians(gates: PerPosition) -> Float[Array, "length width width"]:
     """Return the Gramians of `eq:simulation-observability-gramian`, observed at the final token."""
     require_on_grid(gates, GRID, "gates", "length")
     # At minus infinity a position would be cut off without a word.
@@ -102,7 +102,7 @@ def gate_gramians(gates: Profile) -> Float[Array, "length width width"]:
 
 
 @jax.jit
-def _gate_gramians(gates: Profile) -> Float[Array, "length width width"]:
+def _gate_gramians(gates: PerPosition) -> Float[Array, "length width width"]:
     """Multiply the Gramians without gates by the squares of the gates."""
     with eval_context():  # once, not at every step of an optimiser of the gates
         ungated = _ungated_gramians()
@@ -115,7 +115,7 @@ def _ungated_gramians() -> Float[Array, "length width width"]:
     return observability_gramians(final_token, jnp.zeros((LENGTH, WIDTH)), 1.0 / DEPTH)
 
 
-def trace_density(gates: Profile) -> Profile:
+def trace_density(gates: PerPosition) -> PerPosition:
     """Return the normalised traces of `eq:simulation-normalized-observability`, as a density."""
     traces = gramian_traces(gate_gramians(gates))
     return traces / (GRID.weights @ traces)

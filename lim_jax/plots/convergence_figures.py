@@ -130,8 +130,8 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], name: str) -> None:
 def _short(name: str, panel: str) -> str:
     """Return a row's name without what the panel's name says."""
     topic, _, last = panel.partition(", ")
-    kept = name.removeprefix(f"{topic}, ")
-    return re.sub(f"(, |: ){re.escape(last)}$", "", kept) if last else kept
+    short = name.removeprefix(f"{topic}, ")
+    return re.sub(f"(, |: ){re.escape(last)}$", "", short) if last else short
 
 
 def _slope_of(row: Row) -> float:

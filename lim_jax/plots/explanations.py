@@ -58,20 +58,22 @@ def channel_energies(result: Explanation, title: str) -> Figure:
     positions = np.asarray(result.influence.grid.nodes)
     total = float(result.influence.total)
     energies = np.asarray(result.channel_energies)
-    together = energies.sum(axis=0)
+    channel_sum = energies.sum(axis=0)
     density = np.asarray(result.influence.density)
-    only = together / (total or 1)
+    only = channel_sum / (total or 1)
     upper.plot(positions, density, "k", label="influence density")
     upper.plot(positions, only, "k--", linewidth=0.8, label="density without cross terms")
     figure_style.fit_scale(upper, log=figure_style.spans_decades(density, only))
     upper.set_ylabel(DENSITY, fontsize=8)
-    some = np.maximum(together, np.finfo(energies.dtype).tiny)
+    some = np.maximum(channel_sum, np.finfo(energies.dtype).tiny)
     middle.stackplot(positions, energies / some, labels=CHANNELS, colors=CHANNEL_COLOURS, alpha=0.8)
     middle.set_ylabel("share of the channels'\nenergies (no unit)", fontsize=8)
-    crossed = (np.asarray(result.influence.energy) - together) / some
-    lower.bar(positions, crossed, width=0.7 / len(positions), color="#cc79a7", label="cross terms")
+    cross_terms = (np.asarray(result.influence.energy) - channel_sum) / some
+    lower.bar(
+        positions, cross_terms, width=0.7 / len(positions), color="#cc79a7", label="cross terms"
+    )
     lower.axhline(0, color="black", linewidth=0.8)
-    lower.set_ylim(-1.05, max(0.25, 1.1 * crossed.max()))
+    lower.set_ylim(-1.05, max(0.25, 1.1 * cross_terms.max()))
     lower.set_ylabel("cross terms over the\nchannels' energies (no unit)", fontsize=8)
     lower.set_xlabel(figure_style.POSITION)
     heading = figure_style.headed(title, result.influence.grid.size, int(result.influence.count))
@@ -205,7 +207,9 @@ def certificate_margins(certificates: Sequence[Certificate], title: str) -> Figu
         axes.plot(sides, (row, row), color=colour, linewidth=2, zorder=1)
         axes.plot(sides[0], row, "o", color=colour, label="must be greater")
         axes.plot(sides[1], row, "s", color=colour, markerfacecolor="white", label="must be lesser")
-    ticks = axes.set_yticks(range(len(rows)), [_named(*row) for row in rows], fontsize=7.5)
+    ticks = axes.set_yticks(
+        range(len(rows)), [_inequality_label(*row) for row in rows], fontsize=7.5
+    )
     for tick, row in zip(ticks, rows, strict=True):
         tick.label1.set_color(VERDICTS[_verdict(*row)])
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -241,7 +245,7 @@ def _verdict(certificate: Certificate, inequality: Inequality) -> str:
     return "failed elsewhere" if inequality.holds else "failed"
 
 
-def _named(certificate: Certificate, inequality: Inequality) -> str:
+def _inequality_label(certificate: Certificate, inequality: Inequality) -> str:
     """Return an inequality's label: its criterion, the side if it is of one, verdict, statement."""
     sides = [side for side in ("left", "right") if f"({side})" in inequality.statement]
     name = ", ".join((certificate.name, *sides))

@@ -203,14 +203,14 @@ def label_ends(axes: Axes, ends: Sequence[End]) -> None:
     """Write each line's name beside its end, right of the axes and clear of one another."""
     low, high = np.log(axes.get_ylim())
     lines = max(end.text.count("\n") + 1 for end in ends)
-    apart = min((lines + 0.5) / 20, 1 / len(ends))  # twenty lines of text have room
-    ordered = sorted(ends, key=lambda end: end.y)
-    steps = apart * np.arange(len(ends))
-    wanted = (np.log([end.y for end in ordered]) - low) / (high - low)
+    distance = min((lines + 0.5) / 20, 1 / len(ends))  # twenty lines of text have room
+    sorted_ends = sorted(ends, key=lambda end: end.y)
+    steps = distance * np.arange(len(ends))
+    heights_of_ends = (np.log([end.y for end in sorted_ends]) - low) / (high - low)
     # Each is pushed above the one before it; and down again where it would leave the axes.
-    heights = np.maximum.accumulate(wanted - steps) + steps
+    heights = np.maximum.accumulate(heights_of_ends - steps) + steps
     heights = np.minimum(heights, 1 - steps[::-1])
-    for end, height in zip(ordered, heights.tolist(), strict=True):
+    for end, height in zip(sorted_ends, heights.tolist(), strict=True):
         axes.annotate(
             end.text,
             xy=(end.x, end.y),

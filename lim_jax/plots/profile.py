@@ -76,9 +76,9 @@ def influence_difference(
     draw_densities(upper, dict(zip(names, compared[:2], strict=True)))
     upper.set_ylabel(DENSITY)
     change = compared.change
-    kept = np.asarray(compared.first.regions.kept_weights) > 0
+    has_weight = np.asarray(compared.first.regions.kept_weights) > 0
     columns = change.regions.grid.nodes, change.density, change.density_error
-    _draw_signed(lower, *(np.asarray(column)[kept] for column in columns))
+    _draw_signed(lower, *(np.asarray(column)[has_weight] for column in columns))
     figure_style.shade_boundaries(lower, float(change.regions.delta))
     lower.set_ylabel(f"{names[1]} minus {names[0]}")
     lower.set_xlabel(figure_style.POSITION)
@@ -144,19 +144,23 @@ def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
     >>> [line.get_label() for line in axes.lines]
     ['gate 0.0', 'gate 1.0']
     """
-    named = isinstance(results, Mapping) and len(results) > 0
+    by_name = isinstance(results, Mapping) and len(results) > 0
     got = "none" if isinstance(results, Mapping) else described(results)
     cure = 'Pass for example {"trained": lim.influence(...)}.'
-    require(named, "results", got=got, expected="influences by name, at least one", cure=cure)
+    require(by_name, "results", got=got, expected="influences by name, at least one", cure=cure)
     for name, result in results.items():
         require_kind(result, Influence, f"results[{name!r}]", "Take what lim.influence returns.")
-    kept = {name: np.asarray(result.regions.kept_weights) > 0 for name, result in results.items()}
-    density = {name: np.asarray(result.density)[kept[name]] for name, result in results.items()}
+    has_weight = {
+        name: np.asarray(result.regions.kept_weights) > 0 for name, result in results.items()
+    }
+    density = {
+        name: np.asarray(result.density)[has_weight[name]] for name, result in results.items()
+    }
     figure_style.require_drawable(np.concatenate(list(density.values())), "results")
     log = figure_style.spans_decades(*density.values())
     for index, (name, result) in enumerate(results.items()):
         positions, error = (
-            np.asarray(of)[kept[name]] for of in (result.grid.nodes, result.density_error)
+            np.asarray(of)[has_weight[name]] for of in (result.grid.nodes, result.density_error)
         )
         figure_style.draw_with_errors(
             axes, positions, density[name], error, name, figure_style.line_style(index), log=log

@@ -41,7 +41,7 @@ def simulation_influence_profiles(results: Section4) -> Figure:
     figure, axes = new_figure("influence density $L\\,m_i$ (uniform: 1)")
     for name, row in results.table.items():
         _draw_profile(axes, row.density, name, NAMES[name])
-    return _finished(figure, axes, f"Influence-density profiles: {SETTING}")
+    return _finish(figure, axes, f"Influence-density profiles: {SETTING}")
 
 
 def simulation_observability_profiles(results: Section4) -> Figure:
@@ -62,7 +62,7 @@ def simulation_observability_profiles(results: Section4) -> Figure:
     after = results.trace_densities["after"]
     _draw_profile(axes, before, "baseline", "Before")
     _draw_profile(axes, after, "algorithm3", "After Algorithm 3")
-    return _finished(figure, axes, f"Trace-observability profiles: {SETTING}")
+    return _finish(figure, axes, f"Trace-observability profiles: {SETTING}")
 
 
 def simulation_convergence(results: Section4) -> Figure:
@@ -90,7 +90,7 @@ def simulation_convergence(results: Section4) -> Figure:
         history = np.asarray(run.history)
         label = f"{NAMES[name]} ({surrogates[name]})"
         axes.plot(history / history[0], **STYLES[name], markevery=20, label=label)
-    return _finished(figure, axes, f"Surrogate imbalance that is controlled: {SETTING}")
+    return _finish(figure, axes, f"Surrogate imbalance that is controlled: {SETTING}")
 
 
 def simulation_probe_errors(results: Section4) -> Figure:
@@ -124,7 +124,7 @@ def simulation_probe_errors(results: Section4) -> Figure:
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [f"{count:.0f}" for count in counts])
     title = "Bias and single-batch deviation of the empirical penalty, section 4"
-    _finished(figure, axes, title)
+    _finish(figure, axes, title)
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
     return figure
 
@@ -135,7 +135,7 @@ def _draw_profile(axes: Axes, density: object, name: str, label: str) -> None:
     axes.plot(np.asarray(GRID.nodes), np.asarray(density), **style, markevery=4, label=label)
 
 
-def _finished(figure: Figure, axes: Axes, title: str) -> Figure:
+def _finish(figure: Figure, axes: Axes, title: str) -> Figure:
     """Give a figure its logarithmic scale, title, regions and legend, and return it."""
     axes.set_yscale("log")
     axes.set_title(title, fontsize=9)

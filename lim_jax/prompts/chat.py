@@ -16,7 +16,7 @@ from lim_jax.prompts.documents import (
     document_pieces,
     named_documents,
 )
-from lim_jax.prompts.templates import rendered
+from lim_jax.prompts.templates import render_chats
 
 # Around a piece's number they stand for it; no text has these, which Unicode leaves to everyone.
 OPENS = "\ue000"
@@ -41,32 +41,32 @@ class _Layout(NamedTuple):
 
     pieces: list[tuple[str, str]]
     chat: dict[str, Any]  # the template's variables, with a `_Text` for each text
-    said: set[int]  # pieces that the template must lay out: the others are parts of calls
+    required: set[int]  # pieces that the template must lay out: the others are parts of calls
 
-    def put(self, texts: Pieces, said: bool = True) -> _Text:
+    def put(self, texts: Pieces, required: bool = True) -> _Text:
         """Add pieces, and return the `_Text` that stands for them in the chat."""
         numbers = range(len(self.pieces), len(self.pieces) + len(texts))
         self.pieces.extend(texts)
-        self.said.update(numbers if said else ())
+        self.required.update(numbers if required else ())
         return _Text(numbers)
 
-    def marked(self, value: Any) -> Any:
+    def mark_texts(self, value: Any) -> Any:
         """Put a `_Text` in place of each text of lists and objects that is more than a word."""
         if isinstance(value, Mapping):
-            return {name: self.marked(entry) for name, entry in value.items()}
+            return {name: self.mark_texts(entry) for name, entry in value.items()}
         if isinstance(value, Sequence) and not isinstance(value, str):
-            return [self.marked(entry) for entry in value]
+            return [self.mark_texts(entry) for entry in value]
         more = isinstance(value, str) and WORD.fullmatch(value) is None
-        return self.put([(value, "")], said=False) if more else value
+        return self.put([(value, "")], required=False) if more else value
 
 
-def _filled(value: Any, texts: Sequence[str]) -> Any:
+def _fill(value: Any, texts: Sequence[str]) -> Any:
     """Return the template's variables with the texts of pieces in place of each `_Text`."""
     if isinstance(value, _Text):
         return "".join(texts[number] for number in value.numbers)
     if isinstance(value, Mapping):
-        return {name: _filled(entry, texts) for name, entry in value.items()}
-    return [_filled(entry, texts) for entry in value] if isinstance(value, list) else value
+        return {name: _fill(entry, texts) for name, entry in value.items()}
+    return [_fill(entry, texts) for entry in value] if isinstance(value, list) else value
 
 
 def chat_prompt(
@@ -114,8 +114,8 @@ def chat_prompt(
     Examples
     --------
     >>> source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}<model>"
-    >>> laid = chat_prompt([{"role": "user", "content": "user "}], ChatTemplate(source, {}))
-    >>> laid.text, laid.spans
+    >>> prompt = chat_prompt([{"role": "user", "content": "user "}], ChatTemplate(source, {}))
+    >>> prompt.text, prompt.spans
     ('<user>user<model>', ((6, 10, 'user 1'),))
     """
     require_kind(template, ChatTemplate, "template", "Take that of a LanguageModel, if it has one.")
@@ -127,16 +127,16 @@ def chat_prompt(
     if named:
         beside = _beside(messages, tools, named)
         layouts = [beside, _layout(messages, tools, document_pieces(named), named)]
-    layout, whole, frame = _chosen(template, layouts)
-    places, control = _places(layout, whole, frame)
-    end = len(whole)
+    layout, text, frame = _choose_layout(template, layouts)
+    piece_spans, control = _find_pieces(layout, text, frame)
+    end = len(text)
     if not layout.chat["add_generation_prompt"]:
         (last,) = layout.chat["messages"][-1]["content"].numbers
-        end = max(stop for _, stop, number in places if number == last)
-    named_places = [(start, stop, layout.pieces[number][1]) for start, stop, number in places]
+        end = max(stop for _, stop, number in piece_spans if number == last)
+    named_spans = [(start, stop, layout.pieces[number][1]) for start, stop, number in piece_spans]
     return RenderedPrompt(
-        whole[:end],
-        tuple(span for span in named_places if span[2] and span[0] < span[1] <= end),
+        text[:end],
+        tuple(span for span in named_spans if span[2] and span[0] < span[1] <= end),
         marked=True,
         control=tuple(span for span in control if span[1] <= end),
     )
@@ -150,15 +150,15 @@ def turn_ends(template: ChatTemplate, tokenizer: Any) -> tuple[int, ...]:
     answer = f"{OPENS}0{CLOSES}"
     question = {"role": "user", "content": "?"}
     chat = [question, {"role": "assistant", "content": answer}, question]
-    (outcome,) = rendered(template, [{"messages": chat, "add_generation_prompt": False}])
-    _, found, after = outcome.get("text", "").rpartition(answer)
+    (outcome,) = render_chats(template, [{"messages": chat, "add_generation_prompt": False}])
+    _, separator, after = outcome.get("text", "").rpartition(answer)
     added = getattr(tokenizer, "get_added_tokens_decoder", dict)()
     ids = {token.content: number for number, token in added.items()}
-    ends = [word for word in ids if found and after.lstrip().startswith(word)]
+    ends = [word for word in ids if separator and after.lstrip().startswith(word)]
     return (ids[max(ends, key=len)],) if ends else ()
 
 
-def _chosen(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout, str, str]:
+def _choose_layout(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout, str, str]:
     """Render the layouts; return the one that the template reads, its text, and that with marks."""
     texts = [[text for text, _ in layout.pieces] for layout in layouts]
     require(
@@ -170,18 +170,18 @@ def _chosen(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout
     )
     marks = [[f"{OPENS}{n}{CLOSES}" for n in range(len(layout.pieces))] for layout in layouts]
     chats = [
-        _filled(layout.chat, shown)
+        _fill(layout.chat, shown)
         for layout, *both in zip(layouts, texts, marks, strict=True)
         for shown in both
     ]
-    less = dict(_without_calls(chats[-2]))
-    outcomes = rendered(template, [*chats, *less.values()])
-    outcomes, outcomes_of_less = outcomes[: len(chats)], outcomes[len(chats) :]
+    reduced_chats = dict(_without_calls(chats[-2]))
+    outcomes = render_chats(template, [*chats, *reduced_chats.values()])
+    outcomes, reduced_outcomes = outcomes[: len(chats)], outcomes[len(chats) :]
     # With documents, the first layout is the template's own place for them: is there one?
-    places = [document["text"].numbers[0] for document in layouts[0].chat.get("documents", ())]
-    own = bool(places) and all(marks[0][n] in outcomes[1].get("text", "") for n in places)
-    whole, frame = outcomes[:2] if own else outcomes[-2:]
-    error = whole.get("error", frame.get("error"))
+    numbers = [document["text"].numbers[0] for document in layouts[0].chat.get("documents", ())]
+    beside = bool(numbers) and all(marks[0][n] in outcomes[1].get("text", "") for n in numbers)
+    outcome_of_texts, outcome_of_marks = outcomes[:2] if beside else outcomes[-2:]
+    error = outcome_of_texts.get("error", outcome_of_marks.get("error"))
     require(
         error is None,
         "messages",
@@ -189,9 +189,13 @@ def _chosen(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout
         expected="a chat that the template takes",
         cure="Pass one message of the user alone: some templates know no system message.",
     )
-    unread = [name for name, one in zip(less, outcomes_of_less, strict=True) if one == outcomes[-2]]
-    _require_all_laid_out(unread)
-    return layouts[0 if own else -1], whole["text"], frame["text"]
+    unread = [
+        name
+        for name, outcome in zip(reduced_chats, reduced_outcomes, strict=True)
+        if outcome == outcomes[-2]
+    ]
+    _require_none_left_out(unread)
+    return layouts[0 if beside else -1], outcome_of_texts["text"], outcome_of_marks["text"]
 
 
 def _without_calls(chat: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -226,8 +230,8 @@ def _layout(
         expected="a message of the user",
         cure="Add a message of the role user: the question is the user's last one.",
     )
-    laid: list[dict[str, Any]] = []
-    layout = _Layout([], {"messages": laid}, set())
+    turns: list[dict[str, Any]] = []
+    layout = _Layout([], {"messages": turns}, set())
     taken = {document.name for document in documents}
     for number, message in enumerate(messages):
         role = message["role"]
@@ -240,15 +244,15 @@ def _layout(
         # Where nothing is said beside a call, a template is to see that it is nothing.
         content = layout.put(pieces) if text else ""
         further = {
-            key: layout.marked(message[key])
+            key: layout.mark_texts(message[key])
             for key in FURTHER.get(role, ())
             if message.get(key) is not None
         }
-        laid.append({"role": role, "content": content, **further})
+        turns.append({"role": role, "content": content, **further})
     open_end = messages[-1]["role"] == "assistant"
     layout.chat["add_generation_prompt"] = not open_end
     if tools:
-        layout.chat["tools"] = layout.marked(tools)
+        layout.chat["tools"] = layout.mark_texts(tools)
     return layout
 
 
@@ -257,7 +261,7 @@ def _beside(messages: Sequence[Message], tools: Any, documents: Sequence[Documen
     layout = _layout(messages, tools, (), documents)
     layout.chat["documents"] = [
         {
-            part: layout.put([(text, document.name)], said=part == "text")
+            part: layout.put([(text, document.name)], required=part == "text")
             for part in ("title", "text")
             if (text := getattr(document, part))
         }
@@ -266,32 +270,33 @@ def _beside(messages: Sequence[Message], tools: Any, documents: Sequence[Documen
     return layout
 
 
-def _places(
+def _find_pieces(
     layout: _Layout, text: str, frame: str
 ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
     """Find where each piece stands in a text, by the frame with marks in their places.
 
     The second list has what stands between them, in order.
     """
-    said = re.split(f"{OPENS}(\\d+){CLOSES}", frame)
-    numbers = [int(one) for one in said[1::2]]
-    names = {layout.pieces[number][1] for number in layout.said - set(numbers)}
-    _require_all_laid_out(sorted(names - {""}))
+    split_frame = re.split(f"{OPENS}(\\d+){CLOSES}", frame)
+    numbers = [int(number) for number in split_frame[1::2]]
+    names = {layout.pieces[number][1] for number in layout.required - set(numbers)}
+    _require_none_left_out(sorted(names - {""}))
     put = [f"({'|'.join(_as_put(layout.pieces[number][0]))})" for number in numbers]
-    between = [re.escape(one) for one in said[::2]]
-    pattern = "".join(one + here for one, here in zip(between, [*put, ""], strict=True))
+    between = [re.escape(text_between) for text_between in split_frame[::2]]
+    pairs = zip(between, [*put, ""], strict=True)
+    pattern = "".join(text_between + here for text_between, here in pairs)
     match = re.fullmatch(pattern, text)
     if match is None:
         raise Refusal(
             "messages: got texts that the model's chat template changes, expected texts that can "
             "be found in the chat again. Leave out what it reads otherwise, or ask by a prompt."
         )
-    places = [(*match.span(group), number) for group, number in enumerate(numbers, 1)]
-    edges = [0, *(edge for start, end, _ in places for edge in (start, end)), len(text)]
-    return places, list(zip(edges[::2], edges[1::2], strict=True))
+    piece_spans = [(*match.span(group), number) for group, number in enumerate(numbers, 1)]
+    edges = [0, *(edge for start, end, _ in piece_spans for edge in (start, end)), len(text)]
+    return piece_spans, list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def _require_all_laid_out(left_out: Sequence[str]) -> None:
+def _require_none_left_out(left_out: Sequence[str]) -> None:
     """Raise ValueError if the template leaves out any of these."""
     require(
         not left_out,
@@ -314,20 +319,20 @@ def require_messages(messages: Any) -> None:
     require_several(
         messages, Mapping, "messages", 'Pass for example [{"role": "user", "content": "..."}].'
     )
-    for number, one in enumerate(messages, 1):
+    for number, message in enumerate(messages, 1):
         where = f"messages, message {number}"
-        role = one.get("role")
+        role = message.get("role")
         further = FURTHER.get(role, ()) if isinstance(role, str) else ()
-        calls = one.get("tool_calls") is not None
-        says = bool((content_text(one.get("content")) or "").strip())
-        says = says or (calls and one.get("content") in (None, ""))
+        calls = message.get("tool_calls") is not None
+        says = bool((content_text(message.get("content")) or "").strip())
+        says = says or (calls and message.get("content") in (None, ""))
         require(
             isinstance(role, str)
             and bool(role.strip())
             and says
-            and set(one) <= {"role", "content", *further},
+            and set(message) <= {"role", "content", *further},
             where,
-            got=f"{dict(one)!r}"[:60],
+            got=f"{dict(message)!r}"[:60],
             expected='{"role": "...", "content": "..."}, both texts that are not empty',
             cure=(
                 "Give each message a role and a content, which may be a list of parts of text; "
@@ -335,8 +340,8 @@ def require_messages(messages: Any) -> None:
             ),
         )
         if calls:
-            _require_functions(one["tool_calls"], f"{where}, tool_calls")
-        _require_json([one.get(key) for key in further], where)
+            _require_functions(message["tool_calls"], f"{where}, tool_calls")
+        _require_json([message.get(key) for key in further], where)
     require(
         messages[-1].get("tool_calls") is None,
         "messages",
@@ -352,29 +357,29 @@ def content_text(content: Any) -> str | None:
         return content
     parts = content if isinstance(content, list) else []
     texts = [
-        one.get("text")
-        for one in parts
-        if isinstance(one, Mapping) and set(one) == {"type", "text"} and one["type"] == "text"
+        part.get("text")
+        for part in parts
+        if isinstance(part, Mapping) and set(part) == {"type", "text"} and part["type"] == "text"
     ]
-    whole = len(texts) == len(parts) > 0 and all(isinstance(text, str) for text in texts)
-    return "".join(map(str, texts)) if whole else None
+    texts_alone = len(texts) == len(parts) > 0 and all(isinstance(text, str) for text in texts)
+    return "".join(map(str, texts)) if texts_alone else None
 
 
 def _require_functions(functions: Any, where: str) -> None:
     """Raise ValueError unless these are functions in JSON, each with a name."""
     require_several(functions, Mapping, where, f"Pass each as {CALL}.")
-    for number, one in enumerate(functions, 1):
-        function = one.get("function")
+    for number, entry in enumerate(functions, 1):
+        function = entry.get("function")
         name = function.get("name") if isinstance(function, Mapping) else None
         here = f"{where}, entry {number}"
         require(
             isinstance(name, str) and bool(name),
             here,
-            got=f"{dict(one)!r}"[:60],
+            got=f"{dict(entry)!r}"[:60],
             expected=CALL,
             cure='Name each function, such as {"function": {"name": "search"}}.',
         )
-        _require_json(one, here)
+        _require_json(entry, here)
 
 
 def _require_json(value: Any, where: str) -> None:
@@ -390,8 +395,8 @@ def _require_json(value: Any, where: str) -> None:
         )
         value = list(value.values())
     if isinstance(value, list):
-        for one in value:
-            _require_json(one, where)
+        for entry in value:
+            _require_json(entry, where)
         return
     known = value is None or isinstance(value, str | int)
     known = known or (isinstance(value, float) and isfinite(value))

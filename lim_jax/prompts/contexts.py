@@ -26,18 +26,18 @@ class Span(NamedTuple):
     """A named part of a context, such as a record, and its tokens; one name may have several."""
 
     name: str
-    places: Int[np.ndarray, " tokens"]
+    positions: Int[np.ndarray, " tokens"]
     # What each token shows of the part: joined they are its text, of which a token at its edges may
     # hold less or more. Empty where nothing says so: then tokens show their own texts.
     texts: tuple[str, ...] = ()
 
 
-def places_by_name(spans: Sequence[Any]) -> dict[str, Int[np.ndarray, " tokens"]]:
+def positions_by_name(spans: Sequence[Any]) -> dict[str, Int[np.ndarray, " tokens"]]:
     """Return the positions of each name's tokens in order, each once; names as they first come."""
     by_name: dict[str, list[Any]] = {}
     for span in spans:
-        by_name.setdefault(span.name, []).append(span.places)
-    return {name: np.unique(np.concatenate(places)) for name, places in by_name.items()}
+        by_name.setdefault(span.name, []).append(span.positions)
+    return {name: np.unique(np.concatenate(positions)) for name, positions in by_name.items()}
 
 
 class Context(NamedTuple):
@@ -55,7 +55,7 @@ class Context(NamedTuple):
     cut: bool = False  # whether the model's own answer did not end within its tokens
 
     @property
-    def asked(self) -> Float[np.ndarray, " length"] | Contrast:
+    def ask(self) -> Float[np.ndarray, " length"] | Contrast:
         """What the loss asks, as `models.energies_of_ids` takes it."""
         return self.weights if self.contrast is None else self.contrast
 
@@ -66,20 +66,20 @@ class Context(NamedTuple):
 
     @property
     def part_texts(self) -> dict[str, dict[int, str]]:
-        """What tokens show of each named part, by their places and in order."""
+        """What tokens show of each named part, by their positions and in order."""
         by_name: dict[str, dict[int, str]] = {}
-        for name, places, texts in self.spans:
-            shown = texts or [self.tokens[place] for place in places.tolist()]
-            of_part = by_name.setdefault(name, {})
-            for place, text in zip(places.tolist(), shown, strict=True):
-                of_part.setdefault(place, text)
-        return {name: dict(sorted(of_part.items())) for name, of_part in by_name.items()}
+        for name, positions, texts in self.spans:
+            shown = texts or [self.tokens[position] for position in positions.tolist()]
+            part_texts = by_name.setdefault(name, {})
+            for position, text in zip(positions.tolist(), shown, strict=True):
+                part_texts.setdefault(position, text)
+        return {name: dict(sorted(part_texts.items())) for name, part_texts in by_name.items()}
 
 
 class PromptOnly(NamedTuple):
     """A prompt and its tokens, whose answer the model is to give itself."""
 
-    laid: RenderedPrompt
+    prompt: RenderedPrompt
     encoded: EncodedText
     foil: str = ""  # what might be said instead; empty where that is not asked
     id: str = ""
@@ -90,7 +90,7 @@ class PromptOnly(NamedTuple):
         return len(self.encoded.ids)
 
     def answered(
-        self, answer: Int[np.ndarray, " answer"], tokenizer: Any = None, asked: LossName = "answer"
+        self, answer: Int[np.ndarray, " answer"], tokenizer: Any = None, loss: LossName = "answer"
     ) -> Context:
         """Return the context with an answer in ids, such as `models.answer` finds."""
         require(
@@ -102,27 +102,27 @@ class PromptOnly(NamedTuple):
         )
         ids = answer.astype(self.encoded.ids.dtype)
         texts = texts_of_ids(ids, tokenizer)
-        ends = len(self.laid.text) + np.cumsum([max(1, len(text)) for text in texts]) - 1
+        ends = len(self.prompt.text) + np.cumsum([max(1, len(text)) for text in texts]) - 1
         encoded = EncodedText(
             np.concatenate([self.encoded.ids, ids]),
             (*self.encoded.tokens, *texts),
             np.concatenate([self.encoded.last, ends]),
         )
-        kind = loss_kind(asked)
+        kind = loss_kind(loss)
         require_foil_read(self.foil, kind, "foil")
         if kind.needs_foil:
-            context = _contrast(encoded, self.laid, kind, self.foil, tokenizer, "foil")
+            context = _contrast(encoded, self.prompt, kind, self.foil, tokenizer, "foil")
         else:
-            context = _context(encoded, self.laid, kind, int(ends[-1]) + 1, "answer")
-        return context._replace(id=self.id, chat=self.laid.marked)
+            context = _context(encoded, self.prompt, kind, int(ends[-1]) + 1, "answer")
+        return context._replace(id=self.id, chat=self.prompt.marked)
 
 
 def context_of(
-    laid: RenderedPrompt,
+    prompt: RenderedPrompt,
     answer: str = "",
     tokenizer: Any = None,
     *,
-    asked: LossName = "answer",
+    loss: LossName = "answer",
     foil: str = "",
     where: str = "context",
 ) -> Context:
@@ -132,7 +132,7 @@ def context_of(
 
     Parameters
     ----------
-    laid
+    prompt
         The text before the answer and its named parts, such as `document_prompt` makes; its spans
         may reach into the answer.
     answer
@@ -140,9 +140,9 @@ def context_of(
         none.
     tokenizer
         The model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
-    asked
-        The name of the loss that asks, of `models.loss_kinds.LOSSES`, which says which places ask:
-        "answer", the default, "margin" and "contrast" need an answer, "contrast" a foil too;
+    loss
+        The name of the loss that asks, of `models.loss_kinds.LOSSES`, which says which positions
+        ask: "answer", the default, "margin" and "contrast" need an answer, "contrast" a foil too;
         "next-token", "last-token" and "own-margin" need none.
     foil
         What might have followed instead of the answer, with the space before it, for "contrast"
@@ -168,28 +168,28 @@ def context_of(
     >>> context = context_of(RenderedPrompt("a=1 b=2 a=", ((0, 3, "first"), (4, 7, "second"))), "1")
     >>> bytes(context.window.tolist()), context.weights.nonzero()[0].tolist()
     (b'a=1 b=2 a=1', [9])
-    >>> {span.name: span.places.tolist() for span in context.spans}
+    >>> {span.name: span.positions.tolist() for span in context.spans}
     {'first': [0, 1, 2], 'second': [4, 5, 6]}
     """
-    require_kind(laid, RenderedPrompt, "laid", "Make it by document_prompt or chat_prompt.")
+    require_kind(prompt, RenderedPrompt, "prompt", "Make it by document_prompt or chat_prompt.")
     require_text(answer, "answer")
     require_text(foil, "foil")
-    kind = loss_kind(asked)
+    kind = loss_kind(loss)
     require_foil_read(foil, kind, where)
-    encoded = _encoded(laid, answer, tokenizer, where)
+    encoded = _encode(prompt, answer, tokenizer, where)
     if kind.needs_foil:
-        context = _contrast(encoded, laid, kind, foil, tokenizer, where)
+        context = _contrast(encoded, prompt, kind, foil, tokenizer, where)
     else:
-        context = _context(encoded, laid, kind, len(laid.text + answer), where)
-    return context._replace(chat=laid.marked)
+        context = _context(encoded, prompt, kind, len(prompt.text + answer), where)
+    return context._replace(chat=prompt.marked)
 
 
-def unanswered(laid: RenderedPrompt, tokenizer: Any = None, foil: str = "") -> PromptOnly:
+def unanswered(prompt: RenderedPrompt, tokenizer: Any = None, foil: str = "") -> PromptOnly:
     """Encode a text whose answer the model is to give, without marks of an end after it.
 
     Parameters
     ----------
-    laid
+    prompt
         The text and its named parts, such as `document_prompt` or `chat_prompt` makes.
     tokenizer
         The model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
@@ -212,9 +212,9 @@ def unanswered(laid: RenderedPrompt, tokenizer: Any = None, foil: str = "") -> P
     >>> context.window.tolist(), context.weights.tolist(), context.tokens
     ([50, 43, 50, 61, 52], [0.0, 0.0, 0.0, 1.0], ('2', '+', '2', '='))
     """
-    require_kind(laid, RenderedPrompt, "laid", "Make it by document_prompt or chat_prompt.")
+    require_kind(prompt, RenderedPrompt, "prompt", "Make it by document_prompt or chat_prompt.")
     require_text(foil, "foil")
-    ids, tokens, last = _encoded(laid, "", tokenizer, "prompt")
+    ids, tokens, last = _encode(prompt, "", tokenizer, "prompt")
     spelt = np.flatnonzero(last >= 0)
     require(
         spelt.size > 0,
@@ -224,7 +224,7 @@ def unanswered(laid: RenderedPrompt, tokenizer: Any = None, foil: str = "") -> P
         cure="Pass a text that is not empty.",
     )
     end = int(spelt[-1]) + 1
-    return PromptOnly(laid, EncodedText(ids[:end], tokens[:end], last[:end]), foil)
+    return PromptOnly(prompt, EncodedText(ids[:end], tokens[:end], last[:end]), foil)
 
 
 def require_foil_read(foil: str, kind: LossKind, where: str) -> None:
@@ -239,7 +239,12 @@ def require_foil_read(foil: str, kind: LossKind, where: str) -> None:
 
 
 def _contrast(
-    found: EncodedText, laid: RenderedPrompt, kind: LossKind, foil: str, tokenizer: Any, where: str
+    encoded_answer: EncodedText,
+    prompt: RenderedPrompt,
+    kind: LossKind,
+    foil: str,
+    tokenizer: Any,
+    where: str,
 ) -> Context:
     """Return the prompt as a context that asks for the odds of the answer over the foil.
 
@@ -252,10 +257,11 @@ def _contrast(
         expected="the foil, a text that might have followed instead of the answer",
         cure="Pass `foil`, or write one beside the answer in the data.",
     )
-    other = _encoded(laid, foil, tokenizer, where)
-    follows = [one.last >= len(laid.text) for one in (found, other)]
+    encoded_foil = _encode(prompt, foil, tokenizer, where)
+    follows = [encoded.last >= len(prompt.text) for encoded in (encoded_answer, encoded_foil)]
     prompts = [
-        one.ids[: int(after.argmax())] for one, after in zip((found, other), follows, strict=True)
+        encoded.ids[: int(after.argmax())]
+        for encoded, after in zip((encoded_answer, encoded_foil), follows, strict=True)
     ]
     require(
         all(after.any() for after in follows) and prompts[0].size > 0,
@@ -271,20 +277,22 @@ def _contrast(
         expected="the same tokens of the prompt before both",
         cure="Write answer and foil both with a space before them, or both without.",
     )
-    prompt = prompts[0]
-    answer = found.ids[follows[0]]
-    asked = contrast(prompt, answer, other.ids[follows[1]])
-    size = len(prompt)
+    prompt_ids = prompts[0]
+    answer = encoded_answer.ids[follows[0]]
+    odds = contrast(prompt_ids, answer, encoded_foil.ids[follows[1]])
+    size = len(prompt_ids)
     weights = kind.weights(np.arange(size) == size - 1)
-    spans = _spans(laid.spans, found, len(laid.text), where, size)
-    return Context(np.append(prompt, answer[0]), weights, found.tokens[:size], spans, asked)
+    spans = _spans(prompt.spans, encoded_answer, len(prompt.text), where, size)
+    return Context(
+        np.append(prompt_ids, answer[0]), weights, encoded_answer.tokens[:size], spans, odds
+    )
 
 
 def _context(
-    found: EncodedText, laid: RenderedPrompt, kind: LossKind, end: int, where: str
+    encoded: EncodedText, prompt: RenderedPrompt, kind: LossKind, end: int, where: str
 ) -> Context:
     """Return the context of a text's tokens, whose answer follows the prompt up to `end`."""
-    length = len(found.ids) - 1
+    length = len(encoded.ids) - 1
     require(
         length > 0,
         where,
@@ -292,32 +300,32 @@ def _context(
         expected="at least two",
         cure="Pass a longer text: the last token is only a target.",
     )
-    answered = found.within(len(laid.text), end)
+    answered = encoded.within(len(prompt.text), end)
     require(
         not kind.needs_answer or bool(answered.any() and not answered[0]),
         where,
-        got=f"an answer of {answered.sum()} tokens after the prompt {laid.text[-40:]!r}",
+        got=f"an answer of {answered.sum()} tokens after the prompt {prompt.text[-40:]!r}",
         expected="a prompt and an answer of some tokens each",
         cure=(
             "Give the prompt and the answer text of their own, or take the loss next-token, which "
             "takes any text."
         ),
     )
-    spans = _spans(laid.spans, found, end, where, length)
-    return Context(found.ids, kind.weights(answered[1:]), found.tokens[:length], spans)
+    spans = _spans(prompt.spans, encoded, end, where, length)
+    return Context(encoded.ids, kind.weights(answered[1:]), encoded.tokens[:length], spans)
 
 
 def _spans(
-    spans: Sequence[tuple[int, int, str]], found: EncodedText, most: int, where: str, length: int
+    spans: Sequence[tuple[int, int, str]], encoded: EncodedText, most: int, where: str, length: int
 ) -> tuple[Span, ...]:
     """Return each span with those of the first `length` tokens that belong to its characters."""
     shown = [
         token if last >= 0 else ""
-        for token, last in zip(found.tokens, found.last.tolist(), strict=True)
+        for token, last in zip(encoded.tokens, encoded.last.tolist(), strict=True)
     ]
     text = "".join(shown)
     ends = np.cumsum([len(token) for token in shown])
-    made = []
+    named_spans = []
     for span in spans:
         parts: Any = list(span) if isinstance(span, Sequence) else [span]
         require(
@@ -328,14 +336,14 @@ def _spans(
             cure="Count characters from 0, with the end left out as in a Python slice.",
         )
         start, end, name = span
-        places = np.flatnonzero(found.within(start, end)[:length])
+        positions = np.flatnonzero(encoded.within(start, end)[:length])
         # A part may go on in the answer, of which the last token is a target only.
         stop = min(end, int(ends[length - 1]))
         pieces = cut_text(
-            text, (start, stop), [(shown[at], int(ends[at])) for at in places.tolist()]
+            text, (start, stop), [(shown[at], int(ends[at])) for at in positions.tolist()]
         )
-        made.append(Span(in_one_line(name), places, pieces))
-    return tuple(made)
+        named_spans.append(Span(in_one_line(name), positions, pieces))
+    return tuple(named_spans)
 
 
 def cut_text(
@@ -379,25 +387,32 @@ class _Control(NamedTuple):
     token: Any
 
 
-def _encoded(laid: RenderedPrompt, after: str, tokenizer: Any, where: str) -> EncodedText:
+def _encode(prompt: RenderedPrompt, after: str, tokenizer: Any, where: str) -> EncodedText:
     """Encode a text and what follows it, with no token of control made of what users wrote."""
-    text = laid.text + after
-    marks = not laid.marked
-    found = encode_text(text, tokenizer, marks=marks)
+    text = prompt.text + after
+    marks = not prompt.marked
+    encoded = encode_text(text, tokenizer, marks=marks)
     added = getattr(tokenizer, "get_added_tokens_decoder", dict)()
-    if laid.control is None or not added:
-        return found
-    spelt = list(_spelt(text, found, added))
-    ours = [one for one in spelt if any(s <= one.start and one.end <= e for s, e in laid.control)]
+    if prompt.control is None or not added:
+        return encoded
+    controls = list(_find_controls(text, encoded, added))
+    ours = [
+        control
+        for control in controls
+        if any(start <= control.start and control.end <= end for start, end in prompt.control)
+    ]
     # Some publishers do not call "<User>" special: it is one of control where a template writes it.
-    written = {one.id for one in ours if NAMED.fullmatch(one.token.content)}
-    of_control = {n: token for n, token in added.items() if token.special or n in written}
-    spelt, ours = ([one for one in some if one.id in of_control] for some in (spelt, ours))
-    if len(ours) == len(spelt):
-        return found
-    found = encode_text(text, _read_as_text(tokenizer, text, ours), marks=marks)
-    known = {one.start for one in ours}
-    left = [one for one in _spelt(text, found, of_control) if one.start not in known]
+    written = {control.id for control in ours if NAMED.fullmatch(control.token.content)}
+    known = {n: token for n, token in added.items() if token.special or n in written}
+    controls = [control for control in controls if control.id in known]
+    ours = [control for control in ours if control.id in known]
+    if len(ours) == len(controls):
+        return encoded
+    encoded = encode_text(text, _read_as_text(tokenizer, text, ours), marks=marks)
+    starts = {control.start for control in ours}
+    left = [
+        control for control in _find_controls(text, encoded, known) if control.start not in starts
+    ]
     require(
         not left,
         where,
@@ -405,13 +420,13 @@ def _encoded(laid: RenderedPrompt, after: str, tokenizer: Any, where: str) -> En
         expected="a text without what the tokenizer takes for a token of control",
         cure="Take these letters out of the text.",
     )
-    return found
+    return encoded
 
 
-def _spelt(text: str, found: EncodedText, added: Mapping[int, Any]) -> Iterator[_Control]:
+def _find_controls(text: str, encoded: EncodedText, added: Mapping[int, Any]) -> Iterator[_Control]:
     """Yield the added tokens that a text spells, and where; not those for unknown words."""
     reached = 0
-    for number, last in zip(found.ids.tolist(), found.last.tolist(), strict=True):
+    for number, last in zip(encoded.ids.tolist(), encoded.last.tolist(), strict=True):
         if number in added and last >= 0:
             content = added[number].content
             start = text.find(content, reached, last + 1)
@@ -423,26 +438,26 @@ def _spelt(text: str, found: EncodedText, added: Mapping[int, Any]) -> Iterator[
 def _read_as_text(tokenizer: Any, text: str, ours: Sequence[_Control]) -> Any:
     """Return an encoder that reads `ours` as tokens of control, and all others as text."""
     mark = next(letter for letter in map(chr, range(0xE000, 0xF8FF)) if letter not in text)
-    names = {mark + one.token.content: one for one in ours}
+    names = {mark + control.token.content: control for control in ours}
     plain = tokenizers.Tokenizer.from_str(tokenizer.to_str())
     plain.encode_special_tokens = True
-    plain.add_special_tokens([one.token.content for one in ours])
+    plain.add_special_tokens([control.token.content for control in ours])
     for name, (*_, token) in names.items():
-        kept = {part: getattr(token, part) for part in ("lstrip", "rstrip", "single_word")}
-        plain.add_tokens([tokenizers.AddedToken(name, normalized=token.normalized, **kept)])
-    ids = {plain.token_to_id(name): one.id for name, one in names.items()}
-    starts = [one.start for one in ours]
+        settings = {part: getattr(token, part) for part in ("lstrip", "rstrip", "single_word")}
+        plain.add_tokens([tokenizers.AddedToken(name, normalized=token.normalized, **settings)])
+    ids = {plain.token_to_id(name): control.id for name, control in names.items()}
+    starts = [control.start for control in ours]
     marked = [start + number for number, start in enumerate(starts)]
     parts = [text[a:b] for a, b in zip([0, *starts], [*starts, len(text)], strict=True)]
 
     def encode(_: str, **options: Any) -> Any:
         """Encode the text with names for `ours`; return its own ids and offsets."""
-        found = plain.encode(mark.join(parts), **options)
-        offsets = np.asarray(found.offsets).reshape(-1, 2)
+        encoding = plain.encode(mark.join(parts), **options)
+        offsets = np.asarray(encoding.offsets).reshape(-1, 2)
         offsets = offsets - np.searchsorted(marked, offsets)
         return SimpleNamespace(
-            ids=[ids.get(number, number) for number in found.ids],
-            tokens=found.tokens,
+            ids=[ids.get(number, number) for number in encoding.ids],
+            tokens=encoding.tokens,
             offsets=offsets.tolist(),
         )
 

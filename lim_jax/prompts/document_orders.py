@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from lim_jax._argument_error import Refusal
 from lim_jax._checks import as_int, described, require, require_kind
 from lim_jax.models.loss_kinds import LossName
-from lim_jax.prompts.contexts import Context, PromptOnly, places_by_name
+from lim_jax.prompts.contexts import Context, PromptOnly, positions_by_name
 from lim_jax.prompts.prompt_files import Line, context_of_line
 
 Orders = Int[np.ndarray, "orders places"]
@@ -47,9 +47,9 @@ class ShuffledContexts(NamedTuple):
         rows = []
         for energy, context, order in zip(energies, self.contexts, self.orders, strict=True):
             energy = np.asarray(energy, float)
-            places = places_by_name(context.spans)
+            positions = positions_by_name(context.spans)
             names = [self.names[document] for document in order]
-            rows.append([energy[places[name]].sum() / (energy.sum() or 1) for name in names])
+            rows.append([energy[positions[name]].sum() / (energy.sum() or 1) for name in names])
         return np.array(rows)
 
 
@@ -99,7 +99,7 @@ def cyclic_orders(documents: int, orders: int, seed: int | Sequence[int] = 0) ->
 
 
 def shuffled(
-    line: Line, orders: Orders, tokenizer: Any, asked: LossName, max_length: int
+    line: Line, orders: Orders, tokenizer: Any, loss: LossName, max_length: int
 ) -> ShuffledContexts:
     """Lay out a line's documents in several orders, and return the context of each.
 
@@ -113,7 +113,7 @@ def shuffled(
         `cyclic_orders` gives.
     tokenizer
         The model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
-    asked
+    loss
         The name of the loss that asks, of `models.loss_kinds.LOSSES`, such as "answer" or "margin".
     max_length
         The most tokens of a context.
@@ -134,8 +134,8 @@ def shuffled(
     >>> from lim_jax.prompts.documents import Document, named_documents
     >>> documents = named_documents([Document("", "Wrens sing."), Document("", "Rowans grow.")])
     >>> line = Line("here", documents=documents, question="Who sings?", answer=" wrens")
-    >>> found = shuffled(line, cyclic_orders(2, 2), None, "answer", 80)
-    >>> sorted("".join(one.tokens)[:11] for one in found.contexts)
+    >>> orders = shuffled(line, cyclic_orders(2, 2), None, "answer", 80)
+    >>> sorted("".join(context.tokens)[:11] for context in orders.contexts)
     ['Rowans grow', 'Wrens sing.']
     """
     require_kind(line, Line, "line", "Take one of read_lines.")
@@ -147,22 +147,23 @@ def shuffled(
         expected=f"{orders.shape[1]}, as in the orders",
         cure="Give each line as many documents as the others.",
     )
-    names = tuple(one.name for one in line.documents)
+    names = tuple(document.name for document in line.documents)
     contexts = []
     for order in orders:
         documents = tuple(line.documents[number] for number in order)
-        found = context_of_line(line._replace(documents=documents), tokenizer, asked, max_length)
-        contexts.append(_with_all(found, names, line.where))
+        shuffled_line = line._replace(documents=documents)
+        context = context_of_line(shuffled_line, tokenizer, loss, max_length)
+        contexts.append(_require_all(context, names, line.where))
     return ShuffledContexts(names, orders, tuple(contexts))
 
 
 def _require_orders(orders: Any) -> None:
     """Raise ValueError unless each row of an array holds the numbers 0 to k - 1 once."""
     rows = orders.tolist() if isinstance(orders, np.ndarray) and orders.ndim == 2 else []
-    whole = bool(rows) and orders.dtype.kind in "iu"
+    integers = bool(rows) and orders.dtype.kind in "iu"
     wrong = [row for row in rows if sorted(row) != list(range(len(row)))]
     require(
-        whole and not wrong,
+        integers and not wrong,
         "orders",
         got=f"{wrong[0]}" if wrong else described(orders),
         expected="a NumPy array whose rows each hold 0 to k - 1 once",
@@ -170,14 +171,14 @@ def _require_orders(orders: Any) -> None:
     )
 
 
-def _with_all(found: Context | PromptOnly, names: Sequence[str], where: str) -> Context:
+def _require_all(context: Context | PromptOnly, names: Sequence[str], where: str) -> Context:
     """Return the context; raise ValueError unless it has an answer and all documents."""
-    if isinstance(found, PromptOnly):
+    if isinstance(context, PromptOnly):
         raise Refusal(
             f"{where}: got no answer, expected one, which all orders are asked. Give the line an "
             "answer."
         )
-    missing = set(names) - {span.name for span in found.spans}
+    missing = set(names) - {span.name for span in context.spans}
     require(
         not missing,
         where,
@@ -185,4 +186,4 @@ def _with_all(found: Context | PromptOnly, names: Sequence[str], where: str) -> 
         expected="all documents",
         cure="Ask without messages: the chat template leaves documents out.",
     )
-    return found
+    return context

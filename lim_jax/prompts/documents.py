@@ -77,20 +77,22 @@ def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
     Examples
     --------
     >>> documents = Document("Wren", "A bird."), Document("", "A tree."), Document("Wren", "Sir.")
-    >>> [one.name for one in named_documents(documents)]
+    >>> [document.name for document in named_documents(documents)]
     ['Wren (document 1)', 'document 2', 'Wren (document 3)']
     """
     require_several(documents, Document, "documents", "Make each by Document(title, text).")
-    for number, one in enumerate(documents, 1):
+    for number, document in enumerate(documents, 1):
         require(
-            all(isinstance(part, str) for part in one) and bool(one.text.strip()),
+            all(isinstance(part, str) for part in document) and bool(document.text.strip()),
             f"documents, document {number}",
-            got=f"{tuple(one)!r}"[:60],
+            got=f"{tuple(document)!r}"[:60],
             expected="a title and a text, the text not empty",
             cure="Leave a document without a text out.",
         )
-    named = [one.name or one.title or f"document {n}" for n, one in enumerate(documents, 1)]
-    names = list(map(in_one_line, named))
+    names = [
+        in_one_line(document.name or document.title or f"document {number}")
+        for number, document in enumerate(documents, 1)
+    ]
     while shared := {
         name for name, count in Counter(names).items() if count > 1 or is_reserved(name)
     }:
@@ -98,7 +100,8 @@ def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
             f"{name} (document {number})" if name in shared else name
             for number, name in enumerate(names, 1)
         ]
-    return tuple(one._replace(name=name) for one, name in zip(documents, names, strict=True))
+    pairs = zip(documents, names, strict=True)
+    return tuple(document._replace(name=name) for document, name in pairs)
 
 
 def title_size(name: str, text: str) -> int:
@@ -149,8 +152,8 @@ def document_prompt(documents: Sequence[Document], question: str) -> RenderedPro
     Examples
     --------
     >>> ours = Document("Rowan", "A tree."), Document("", "A wren is a bird.")
-    >>> laid = document_prompt(ours, "what is a wren")
-    >>> print(laid.text)
+    >>> prompt = document_prompt(ours, "what is a wren")
+    >>> print(prompt.text)
     Rowan
     A tree.
     <BLANKLINE>
@@ -158,7 +161,7 @@ def document_prompt(documents: Sequence[Document], question: str) -> RenderedPro
     <BLANKLINE>
     Question: what is a wren
     Answer:
-    >>> {name: laid.text[start:end] for start, end, name in laid.spans}
+    >>> {name: prompt.text[start:end] for start, end, name in prompt.spans}
     {'Rowan': 'Rowan\nA tree.', 'document 2': 'A wren is a bird.', 'question': 'what is a wren'}
     """
     require_question(question)
@@ -173,8 +176,11 @@ def document_prompt(documents: Sequence[Document], question: str) -> RenderedPro
 
 def document_pieces(named: Sequence[Document]) -> list[tuple[str, str]]:
     """Return each document's title and text under its name, and blank lines, which have none."""
-    shown = [("\n".join(filter(None, (one.title, one.text))), one.name) for one in named]
-    return [piece for one in shown for piece in (one, ("\n\n", ""))]
+    pieces = []
+    for document in named:
+        text = "\n".join(filter(None, (document.title, document.text)))
+        pieces += [(text, document.name), ("\n\n", "")]
+    return pieces
 
 
 def require_question(question: object) -> None:

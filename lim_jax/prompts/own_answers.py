@@ -15,7 +15,7 @@ from lim_jax.prompts.contexts import Context, PromptOnly
 def self_answered(
     prompts: Sequence[Context | PromptOnly],
     model: LanguageModel,
-    asked: LossName = "answer",
+    loss: LossName = "answer",
     *,
     tokens: int = 32,
     progress: Callable[[list], Iterable] = iter,
@@ -31,7 +31,7 @@ def self_answered(
         Prompts such as `unanswered` makes; contexts, which have an answer, come back as they are.
     model
         The model that answers, with its tokenizer.
-    asked
+    loss
         The name of the loss that asks, of `models.loss_kinds.LOSSES`: "answer", the default, for
         the cross-entropy of the answer's tokens; "margin", "contrast" and others.
     tokens
@@ -62,11 +62,11 @@ def self_answered(
 
     def answered(prompt: PromptOnly) -> Context:
         """Let the model answer a prompt, and return the context of both."""
-        given = jax.device_put(prompt.encoded.ids)
-        end_ids = (*model.end_ids, *of_turns) if prompt.laid.marked else model.end_ids
-        ids = np.asarray(answer(model.network, given, tokens, end_ids))
+        prompt_ids = jax.device_put(prompt.encoded.ids)
+        end_ids = (*model.end_ids, *ends_of_turns) if prompt.prompt.marked else model.end_ids
+        ids = np.asarray(answer(model.network, prompt_ids, tokens, end_ids))
         ends = np.isin(ids, end_ids)
-        return prompt.answered(ids[~ends], model.tokenizer, asked)._replace(cut=not ends.any())
+        return prompt.answered(ids[~ends], model.tokenizer, loss)._replace(cut=not ends.any())
 
     require_kind(model, LanguageModel, "model", "Take it from models.LanguageModel.open.")
     prompts = list(prompts)
@@ -78,10 +78,10 @@ def self_answered(
             expected="contexts, or prompts without an answer",
             cure="Take them from unanswered.",
         )
-    in_chats = any(isinstance(one, PromptOnly) and one.laid.marked for one in prompts)
+    in_chats = any(isinstance(prompt, PromptOnly) and prompt.prompt.marked for prompt in prompts)
     template = model.chat_template if in_chats else None
-    of_turns = () if template is None else turn_ends(template, model.tokenizer)
-    loss_kind(asked)  # an unknown name is refused before the first answer
+    ends_of_turns = () if template is None else turn_ends(template, model.tokenizer)
+    loss_kind(loss)  # an unknown name is refused before the first answer
     return [
         answered(prompt) if isinstance(prompt, PromptOnly) else prompt
         for prompt in progress(prompts)

@@ -20,7 +20,7 @@ from lim_jax.prompts.contexts import (
     Context,
     PromptOnly,
     context_of,
-    places_by_name,
+    positions_by_name,
     require_foil_read,
     unanswered,
 )
@@ -92,7 +92,7 @@ class Line(NamedTuple):
     tools: tuple[Mapping[str, Any], ...] = ()
 
     @property
-    def laid(self) -> RenderedPrompt:
+    def prompt(self) -> RenderedPrompt:
         """The text that stands before the answer; a chat's is made by its template."""
         if self.template is not None:
             return chat_prompt(self.messages, self.template, self.documents, self.tools)
@@ -102,7 +102,7 @@ class Line(NamedTuple):
 
 
 def read_prompts(
-    data: AnyPath, model: LanguageModel, asked: LossName, max_length: int, foil: str = ""
+    data: AnyPath, model: LanguageModel, loss: LossName, max_length: int, foil: str = ""
 ) -> list[Context | PromptOnly]:
     """Read the contexts of a text, or of lines of JSON (`read_lines`).
 
@@ -111,17 +111,17 @@ def read_prompts(
     data = Path(data)
     tokenizer = model.tokenizer
     if data.suffix not in (".jsonl", ".json"):
-        return [*_cut(encode_text(_content(data), tokenizer), data, asked, max_length)]
+        return [*_cut(encode_text(_content(data), tokenizer), data, loss, max_length)]
     lines = read_lines(data, model.chat_template, foil)
-    return [context_of_line(line, tokenizer, asked, max_length) for line in lines]
+    return [context_of_line(line, tokenizer, loss, max_length) for line in lines]
 
 
 def read_lines(data: AnyPath, template: ChatTemplate | None = None, foil: str = "") -> list[Line]:
     """Read lines in the form of docs/commands.md, or a list of such objects in a ``.json`` file."""
     data = Path(data)
     lines = [_line(entry, where, foil) for where, entry in _entries(data)]
-    _require_own_ids(lines)
-    _warn_of_ends(lines)
+    _require_distinct_ids(lines)
+    _warn_of_white_space(lines)
     chats = [line.where for line in lines if line.messages]
     require(
         not chats or template is not None,
@@ -133,7 +133,7 @@ def read_lines(data: AnyPath, template: ChatTemplate | None = None, foil: str = 
     return [line._replace(template=template) if line.messages else line for line in lines]
 
 
-def _warn_of_ends(lines: Sequence[Line]) -> None:
+def _warn_of_white_space(lines: Sequence[Line]) -> None:
     """Warn that white space at the end of an answer or foil is asked too."""
     texts = [(line.where, text) for line in lines for text in (line.answer, line.foil) if text]
     wheres = list(dict.fromkeys(where for where, text in texts if text != text.rstrip()))
@@ -150,7 +150,7 @@ def read_documents(path: AnyPath) -> tuple[Document, ...]:
     """Read the documents of a folder and of those in it, or of a file, each under its own name."""
     path = as_path(path, "documents")
     if path.is_dir():
-        return _of_folder(path)
+        return _documents_of_folder(path)
     require(
         path.is_file(),
         "documents",
@@ -165,7 +165,7 @@ def read_documents(path: AnyPath) -> tuple[Document, ...]:
     return _documents([{"title": title, "text": text}], f"{path}")
 
 
-def _of_folder(folder: Path) -> tuple[Document, ...]:
+def _documents_of_folder(folder: Path) -> tuple[Document, ...]:
     """Read each file of a folder as a document, and warn of empty ones."""
     files = files_within(folder)
     texts = {file: text_of_file(folder / file, "documents", MOST_LETTERS) for file in files}
@@ -192,19 +192,19 @@ def _title(file: Path) -> str:
 
 
 def context_of_line(
-    line: Line, tokenizer: Any, asked: LossName, max_length: int
+    line: Line, tokenizer: Any, loss: LossName, max_length: int
 ) -> Context | PromptOnly:
     """Return the context of a line, or its prompt where an answer is asked and it has none."""
     _require_letters(line)
-    with _told_of(line.where):
-        laid = line.laid
+    with _placing_errors(line.where):
+        prompt = line.prompt
         context = None
-        if loss_kind(asked).needs_answer and line.answer is None and line.asks and laid.text:
-            require_foil_read(line.foil, loss_kind(asked), "foil")
-            context = unanswered(laid, tokenizer, line.foil)
+        if loss_kind(loss).needs_answer and line.answer is None and line.asks and prompt.text:
+            require_foil_read(line.foil, loss_kind(loss), "foil")
+            context = unanswered(prompt, tokenizer, line.foil)
     if context is None:
         context = context_of(
-            laid, line.answer or "", tokenizer, asked=asked, foil=line.foil, where=line.where
+            prompt, line.answer or "", tokenizer, loss=loss, foil=line.foil, where=line.where
         )
     shorter = "give fewer or shorter documents" if line.documents else "shorten the text"
     require(
@@ -237,11 +237,11 @@ def _tokens_of_documents(line: Line, context: Context | PromptOnly) -> str:
     """Say how many of a context's tokens documents have, and which of them is the longest."""
     names = {document.name for document in line.documents}
     if isinstance(context, Context):
-        places = places_by_name(context.spans)
-        sizes = {name: at.size for name, at in places.items() if name in names}
+        positions = positions_by_name(context.spans)
+        sizes = {name: at.size for name, at in positions.items() if name in names}
     else:
         within = context.encoded.within
-        sizes = {n: int(within(a, b).sum()) for a, b, n in context.laid.spans if n in names}
+        sizes = {n: int(within(a, b).sum()) for a, b, n in context.prompt.spans if n in names}
     if not sizes:
         return ""
     longest = max(sizes, key=lambda name: sizes[name])
@@ -290,17 +290,17 @@ def _content(data: Path, name: str = "data") -> str:
     return text_of_file(data, name)
 
 
-def _cut(found: EncodedText, data: Path, asked: LossName, max_length: int) -> list[Context]:
+def _cut(encoded: EncodedText, data: Path, loss: LossName, max_length: int) -> list[Context]:
     """Cut a text's tokens into contexts of one length; a shorter text is one context."""
-    kind = loss_kind(asked)
+    kind = loss_kind(loss)
     require(
         not kind.needs_answer,
         "loss",
-        got=f"{asked} with {data}, a text without answers",
+        got=f"{loss} with {data}, a text without answers",
         expected="next-token",
         cure="Pass JSON lines with prompt and answer, or take the loss next-token.",
     )
-    targets = len(found.ids) - 1
+    targets = len(encoded.ids) - 1
     length = min(max_length, targets)
     require(
         length > 0,
@@ -311,7 +311,7 @@ def _cut(found: EncodedText, data: Path, asked: LossName, max_length: int) -> li
     )
     weights = kind.weights(np.zeros(length, bool))
     return [
-        Context(found.ids[at : at + length + 1], weights, found.tokens[at : at + length])
+        Context(encoded.ids[at : at + length + 1], weights, encoded.tokens[at : at + length])
         for at in range(0, targets - length + 1, length)
     ]
 
@@ -361,7 +361,7 @@ def _line(entry: Any, where: str, foil: str) -> Line:
     messages = entry.get("messages", ())
     tools = entry.get("tools", [])
     if "messages" in entry:
-        with _told_of(where):
+        with _placing_errors(where):
             require_messages(messages)
     require(
         isinstance(tools, list),
@@ -408,7 +408,7 @@ def _id(entry: dict[str, Any], where: str) -> str:
     return f"{name}"
 
 
-def _require_own_ids(lines: Sequence[Line]) -> None:
+def _require_distinct_ids(lines: Sequence[Line]) -> None:
     """Raise ValueError for an id that stands twice, as lines are paired by their ids."""
     first: dict[str, str] = {}
     for line in lines:
@@ -423,7 +423,7 @@ def _require_own_ids(lines: Sequence[Line]) -> None:
 
 
 @contextmanager
-def _told_of(where: str) -> Iterator[None]:
+def _placing_errors(where: str) -> Iterator[None]:
     """Put where the line stands in front of what errors say."""
     try:
         yield
@@ -473,10 +473,10 @@ def _spans(spans: Any, where: str) -> tuple[tuple[int, int, str], ...]:
             cure="Count characters from 0, with the end left out as in a Python slice.",
         )
     names = {name for *_, name in spans}
-    return tuple((start, end, _own_name(name, names)) for start, end, name in spans)
+    return tuple((start, end, _distinct_name(name, names)) for start, end, name in spans)
 
 
-def _own_name(name: str, names: set[str]) -> str:
+def _distinct_name(name: str, names: set[str]) -> str:
     """Return a span's name, or another if the answer or the rest is called by it."""
     if name not in (ANSWER, REST):
         return name

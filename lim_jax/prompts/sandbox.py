@@ -50,13 +50,13 @@ def environment() -> jinja2.Environment:
 
 def main() -> int:
     """Read a template and the variables of chats as JSON, and write each one's text or error."""
-    given = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     _limit_memory()
-    json.dump([_laid_out(given["template"], one) for one in given["chats"]], sys.stdout)
+    json.dump([_render(request["template"], chat) for chat in request["chats"]], sys.stdout)
     return 0
 
 
-def _laid_out(template: str, variables: dict[str, Any]) -> dict[str, str]:
+def _render(template: str, variables: dict[str, Any]) -> dict[str, str]:
     """Render a template with one chat's variables, and return the text or the error."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, SECONDS)  # the process ends where it rings

@@ -15,18 +15,20 @@ PROGRAM = Path(__file__).with_name("sandbox.py")
 SECONDS = 30.0  # until a process is ended whose own clock did not end it
 
 
-def rendered(template: ChatTemplate, chats: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+def render_chats(
+    template: ChatTemplate, chats: Sequence[Mapping[str, Any]]
+) -> list[dict[str, str]]:
     """Render a template in a process of its own for each chat, and return its text or error."""
     require_extra("jinja2", "models")
-    given = {"tools": None, "documents": None, "add_generation_prompt": True, **template.marks}
-    asked = {"template": template.source, "chats": [{**given, **chat} for chat in chats]}
+    defaults = {"tools": None, "documents": None, "add_generation_prompt": True, **template.marks}
+    request = {"template": template.source, "chats": [{**defaults, **chat} for chat in chats]}
     # The process finds Jinja where this one does.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-P", str(PROGRAM)]
     try:
         done = subprocess.run(
             command,
-            input=json.dumps(asked),
+            input=json.dumps(request),
             env=environment,
             capture_output=True,
             text=True,

@@ -25,12 +25,12 @@ DECADES_IF_MORE = 2
 def profile_chart(influence: Influence) -> Specification:
     """Draw the density with two standard errors, its regional averages, and the uniform one."""
     weights = np.asarray(influence.regions.kept_weights)
-    kept = weights > 0
-    least, kind = _floor(np.asarray(influence.density)[kept])
+    in_regions = weights > 0
+    least, kind = _floor(np.asarray(influence.density)[in_regions])
     scale = alt.Scale(type=kind, domainMin=least, nice=False)
     x = _position("p:Q")
     y = alt.Y("drawn:Q", title="influence density m(p)", scale=scale)
-    rows = _profile_rows(influence, kept, least)
+    rows = _profile_rows(influence, in_regions, least)
     profile = alt.Chart(_data(rows))
     band = profile.mark_area(color=ACCENT, opacity=0.25).encode(x=x, y="low:Q", y2="high:Q")
     delta = float(influence.regions.delta)
@@ -53,13 +53,13 @@ def _floor(density: np.ndarray) -> tuple[float, str]:
     return 0.0, "linear"
 
 
-def _profile_rows(influence: Influence, kept: np.ndarray, least: float) -> Rows:
+def _profile_rows(influence: Influence, in_regions: np.ndarray, least: float) -> Rows:
     """Return the data of the density's chart: a row for each position that regions keep."""
     edges = np.asarray(influence.grid.edges)
     columns = (influence.grid.nodes, influence.density, influence.density_error)
     table = np.stack([np.asarray(column) for column in (*columns, edges[:-1], edges[1:])], axis=1)
     rows = []
-    for p, m, error, start, stop in table[kept].tolist():
+    for p, m, error, start, stop in table[in_regions].tolist():
         row = {"p": short(p), "m": short(m), "drawn": short(max(m, least))}
         row |= {"from": short(start), "to": short(stop)}
         if np.isfinite(error):
@@ -157,12 +157,12 @@ def share_chart(
         for order, (name, share) in enumerate(zip(names, row, strict=True))
     ]
     percent = alt.Axis(format="%", values=[0, 0.25, 0.5, 0.75, 1])
-    whole = alt.Scale(domain=[0, 1])
+    whole_axis = alt.Scale(domain=[0, 1])
     tooltip = [alt.Tooltip("region:N"), alt.Tooltip("part:N"), alt.Tooltip("share:Q", format=".1%")]
     scale = alt.Scale(domain=list(names), range=list(colours))
     chart = alt.Chart(_data(rows)).mark_bar(stroke="var(--page)", strokeWidth=1)
     chart = chart.encode(
-        x=alt.X("share:Q", title=title, stack="zero", axis=percent, scale=whole),
+        x=alt.X("share:Q", title=title, stack="zero", axis=percent, scale=whole_axis),
         y=alt.Y("region:N", title=None),
         color=alt.Color("part:N", title=None, scale=scale, legend=alt.Legend(orient="top")),
         order="order:Q",

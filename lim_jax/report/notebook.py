@@ -76,8 +76,8 @@ def show(
         Of each context where the loss asks: a weight for each position, of sum one. By default
         every position has the same.
     spans
-        Of each context its named parts, such as documents: each has a ``name`` and its ``places``,
-        counted from 0. By default there are none.
+        Of each context its named parts, such as documents: each has a ``name`` and its
+        ``positions``, counted from 0. By default there are none.
     title
         The heading of the page.
     depth
@@ -116,7 +116,7 @@ def show(
     )
     accounts = accounts_of_contexts(model, windows, weights, depth=depth, loss=loss)
     energies = [np.asarray(account.energy) for account in accounts]
-    first = [int(np.flatnonzero(np.asarray(asked))[0]) for asked in weights]
-    whole, rest = pooled_influences(energies, first, delta)
+    first = [int(np.flatnonzero(np.asarray(row))[0]) for row in weights]
+    influence, rest = pooled_influences(energies, first, delta)
     texts = [texts_of_ids(window, tokenizer) for window in windows]
-    return Page(page_of(whole, accounts, texts, title=title, spans=spans, without_queries=rest))
+    return Page(page_of(influence, accounts, texts, title=title, spans=spans, without_queries=rest))

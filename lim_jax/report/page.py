@@ -23,9 +23,15 @@ from lim_jax.grid.cells import token_grid
 from lim_jax.grid.interpolation import carrying_shares
 from lim_jax.grid.partition import boundary_regions
 from lim_jax.report.charts import depth_chart, head_chart, profile_chart, share_chart
-from lim_jax.report.sentences import IN_NO_PART, finding, parts_finding, records_finding
-from lim_jax.report.shades import COUNT, Shading, shading, style
-from lim_jax.report.token_cards import FIELDS, blocks_of, own_density, parts_shares, shown_context
+from lim_jax.report.sentences import IN_NO_PART, influence_finding, parts_finding, records_finding
+from lim_jax.report.shades import COUNT, Shading, choose_shades, style
+from lim_jax.report.token_cards import (
+    FIELDS,
+    blocks_of,
+    context_density,
+    parts_shares,
+    shown_context,
+)
 from lim_jax.report.wording import certificate_words, index_words, verdict
 from lim_jax.results.context_energies import percent
 
@@ -60,9 +66,9 @@ def write_page(path: AnyPath, *contents: Any, **options: Any) -> Path:
         sentences, ``findings``, by default of records and positions; what else there is ``about``
         it, by name; the ``certificates`` and the influence ``without_queries``, as in an
         `Explanation`; the ``names`` of the contexts, and how many were ``measured``; the ``spans``
-        of their named parts, each with a ``name`` and its ``places``; the ``records``, what parts
-        of each name hold over all contexts; a table ``by_place`` of shares by document and place,
-        whose first row names the columns. All but the title may be left out.
+        of their named parts, each with a ``name`` and its ``positions``; the ``records``, what
+        parts of each name hold over all contexts; a table ``by_place`` of shares by document and
+        place, whose first row names the columns. All but the title may be left out.
 
     Returns
     -------
@@ -102,10 +108,10 @@ def page_of(
     """Return the HTML of the page that `write_page` writes."""
     require_page_packages()
     _require_fitting(influence, accounts, texts)
-    shade = shading(np.concatenate([own_density(account) for account in accounts]))
+    shade = choose_shades(np.concatenate([context_density(account) for account in accounts]))
     contexts = [
-        shown_context(account, of_context, influence, shade)
-        for account, of_context in zip(accounts, texts, strict=True)
+        shown_context(account, context_texts, influence, shade)
+        for account, context_texts in zip(accounts, texts, strict=True)
     ]
     profiles = {"All positions": influence}
     if without_queries is not None:
@@ -113,8 +119,8 @@ def page_of(
     parts = spans or [()] * len(contexts)
     names = names or [f"context {number}" for number in range(len(contexts))]
     blocks = [
-        blocks_of(account, of_context, named, shade)
-        for account, of_context, named in zip(accounts, texts, parts, strict=True)
+        blocks_of(account, context_texts, named, shade)
+        for account, context_texts, named in zip(accounts, texts, parts, strict=True)
     ]
     charts = {f"profile-{n}": profile_chart(of) for n, of in enumerate(profiles.values())}
     maps, legends = _maps(accounts)
@@ -122,7 +128,8 @@ def page_of(
         title=title,
         answer=answer,
         facts=_facts(influence, accounts, measured, about or {}),
-        findings=findings or (records_finding(records), finding(influence, without_queries)),
+        findings=findings
+        or (records_finding(records), influence_finding(influence, without_queries)),
         records=_record_rows(records),
         by_place=by_place,
         blocks=[*zip(names, blocks, strict=True)],
@@ -231,18 +238,18 @@ def _legend(shade: Shading) -> dict[str, Any]:
 
 def _maps(accounts: Sequence[TokenBreakdown]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Draw the charts by head and by depth, and return them with their legends."""
-    heads = 100 * np.mean([_of_layers(account) for account in accounts], axis=0)
+    heads = 100 * np.mean([_head_energies(account) for account in accounts], axis=0)
     depths = _density_by_depth(accounts)
-    of_heads = shading(heads)
-    of_depths = shading(depths)
+    head_shades = choose_shades(heads)
+    depth_shades = choose_shades(depths)
     drawn = {
-        "heads": head_chart(heads, accounts[0].depth, of_heads),
-        "depths": depth_chart(depths, of_depths),
+        "heads": head_chart(heads, accounts[0].depth, head_shades),
+        "depths": depth_chart(depths, depth_shades),
     }
-    return drawn, {"heads": _legend(of_heads), "depths": _legend(of_depths)}
+    return drawn, {"heads": _legend(head_shades), "depths": _legend(depth_shades)}
 
 
-def _of_layers(account: TokenBreakdown) -> np.ndarray:
+def _head_energies(account: TokenBreakdown) -> np.ndarray:
     """Return the energy that each head adds, over that of the influence at its own layer."""
     standing = np.asarray(account.by_depth, float)[account.depth : -1].mean(axis=1, keepdims=True)
     return np.asarray(account.heads, float) / np.where(standing > 0, standing, 1)

@@ -24,17 +24,17 @@ CHANNELS_SAY = (
 )
 
 
-def finding(influence: Influence, rest: Influence | None = None) -> str:
+def influence_finding(influence: Influence, rest: Influence | None = None) -> str:
     """Say how much the middle matters beside the ends, with its error, and what that decides.
 
     With `rest`, the influence without the tokens that the loss asks from, it is told of this.
     """
     if rest is not None:
-        said = finding(rest)
-        return f"Before the tokens that the loss asks for, {said[0].lower()}{said[1:]}"
-    said = verdict(influence)
+        sentence = influence_finding(rest)
+        return f"Before the tokens that the loss asks for, {sentence[0].lower()}{sentence[1:]}"
+    sentence = verdict(influence)
     if bool(influence.degenerate):
-        return said
+        return sentence
     indices = influence.indices()
     delta = float(influence.regions.delta)
     lim = float(indices.lim)
@@ -48,7 +48,7 @@ def finding(influence: Influence, rest: Influence | None = None) -> str:
         much = f"{percent(abs(lim), error)} {less} influence than one"
     return (
         f"A token in the middle {percent(1 - 2 * delta)} of the context has on average {much} in "
-        f"the {end} {percent(delta)}, the weaker end. {said}"
+        f"the {end} {percent(delta)}, the weaker end. {sentence}"
     )
 
 
@@ -59,9 +59,9 @@ def records_finding(records: Sequence[Any]) -> str:
     if not parts:
         return ""
     top, *others = parts
-    whole = f"{part_words(top)} holds {percent(top.share, top.error)} of the influence in "
+    first = f"{part_words(top)} holds {percent(top.share, top.error)} of the influence in "
     rest = [f"{part_words(part)} {percent(part.share, part.error)}" for part in others[:2]]
-    return ", ".join([whole + f"{percent(top.of_tokens)} of the tokens", *rest]) + "."
+    return ", ".join([first + f"{percent(top.of_tokens)} of the tokens", *rest]) + "."
 
 
 def part_words(record: Any) -> str:

@@ -28,7 +28,7 @@ class Shading(NamedTuple):
         return np.clip(intervals, 0, COUNT - 1)
 
 
-def shading(values: np.ndarray) -> Shading:
+def choose_shades(values: np.ndarray) -> Shading:
     """Choose shades from zero to the greatest value; logarithmic ones for over two decades.
 
     These begin at the least positive value, or four decades below the greatest.
@@ -42,9 +42,9 @@ def shading(values: np.ndarray) -> Shading:
     return Shading(np.linspace(0, top, COUNT + 1), False)
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(first: str, second: str) -> float:
     """Return the contrast of two colours by WCAG 2, from 1 to 21; text needs 4.5."""
-    low, high = sorted((_luminance(one), _luminance(other)))
+    low, high = sorted((_luminance(first), _luminance(second)))
     return (high + 0.05) / (low + 0.05)
 
 

@@ -13,7 +13,7 @@ from lim_jax.attribution.answer_comparison import dots_after
 from lim_jax.attribution.method import Scores, scores_by_token
 from lim_jax.attribution.methods.method_table import METHODS
 from lim_jax.attribution.segments import Segment, cut_tokens, document_segments
-from lim_jax.attribution.token_text import UNKNOWN, in_text, joined_tokens, readable
+from lim_jax.attribution.token_text import UNKNOWN, group_tokens, in_text, readable
 from lim_jax.prompts import sentence_spans
 from lim_jax.prompts.contexts import Context
 from lim_jax.report.notebook import Page
@@ -99,7 +99,7 @@ def sources_page(
     require_extra("jinja2", "report")
     scores = _shown_scores(scores, context)
     documents = _documents(scores.parts, scores.by_part)
-    others = np.setdiff1d(np.arange(context.length), _places(scores.parts))
+    others = np.setdiff1d(np.arange(context.length), _positions(scores.parts))
     rest = _tokens([context.tokens[place] for place in others.tolist()], others)
     shown = [part for document in documents for part in (*document.title, *document.sentences)]
     tokens = [token for part in [*shown, _Shown(-1, rest)] for token in part.tokens]
@@ -115,8 +115,8 @@ def sources_page(
         unit=unit,
         documents=documents,
         rest=rest,
-        data=_quantised(scores, [places for _, places in tokens])
-        | {"parts": _rounded(scores.by_part[:, order])},
+        data=_quantise(scores, [positions for _, positions in tokens])
+        | {"parts": _round(scores.by_part[:, order])},
         style="".join((HERE / name).read_text("utf-8") for name in ("page.css", "sources.css")),
         script=(HERE / "sources.js").read_text("utf-8"),
     )
@@ -130,13 +130,13 @@ def _shown_scores(scores: Scores, context: Context) -> Scores:
     by_part = scores.by_part[:, scores.documents]
     by_token = np.zeros((len(scores.answer), context.length))
     for part, column in zip(parts, by_part.T, strict=True):
-        by_token[:, part.places] += column[:, None] / part.places.size
+        by_token[:, part.positions] += column[:, None] / part.positions.size
     return Scores(scores.answer, parts, by_part, by_token)
 
 
-def _places(segments: Sequence[Segment]) -> np.ndarray:
+def _positions(segments: Sequence[Segment]) -> np.ndarray:
     """Return the positions of all segments, one after another."""
-    return np.concatenate([np.zeros(0, int), *(segment.places for segment in segments)])
+    return np.concatenate([np.zeros(0, int), *(segment.positions for segment in segments)])
 
 
 def _documents(
@@ -147,7 +147,7 @@ def _documents(
     gave: dict[str, float] = {}
     for number, (sentence, score) in enumerate(zip(sentences, scores.sum(axis=0), strict=True)):
         name = sentence.within
-        part = _Shown(number, _tokens(sentence.texts, sentence.places))
+        part = _Shown(number, _tokens(sentence.texts, sentence.positions))
         document = documents.setdefault(name, _ShownDocument(name, [], []))
         (document.title if sentence.is_title else document.sentences).append(part)
         gave[name] = gave.get(name, 0.0) + float(score)
@@ -157,9 +157,9 @@ def _documents(
     return shown
 
 
-def _tokens(texts: Sequence[str], places: np.ndarray) -> list[tuple[str, list[int]]]:
-    """Return tokens as they are shown, each with its places in the context."""
-    return [(readable(text), places[group].tolist()) for text, group in joined_tokens(texts)]
+def _tokens(texts: Sequence[str], positions: np.ndarray) -> list[tuple[str, list[int]]]:
+    """Return tokens as they are shown, each with its positions in the context."""
+    return [(readable(text), positions[group].tolist()) for text, group in group_tokens(texts)]
 
 
 def _answer(texts: Sequence[str]) -> list[list[tuple[int, str]]]:
@@ -170,18 +170,18 @@ def _answer(texts: Sequence[str]) -> list[list[tuple[int, str]]]:
     return [[(row, shown[row]) for row in rows] for rows, _ in sentences]
 
 
-def _quantised(scores: Scores, tokens: Sequence[Sequence[int]]) -> dict[str, Any]:
+def _quantise(scores: Scores, tokens: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Return the scores of shown tokens as bytes, a row and a scale for each part of the answer."""
     assert scores.by_token is not None
-    columns = [scores.by_token[:, places].sum(axis=1) for places in tokens]
+    columns = [scores.by_token[:, positions].sum(axis=1) for positions in tokens]
     by_token = np.stack(columns, axis=1) if columns else scores.by_token[:, :0]
     scales = np.abs(by_token).max(axis=1, initial=0) / STEPS
     steps = by_token / np.where(scales > 0, scales, 1)[:, None]
     written = base64.b64encode(np.round(steps).astype(np.int8).tobytes()).decode()
-    return {"steps": written, "scales": _rounded(scales)}
+    return {"steps": written, "scales": _round(scales)}
 
 
-def _rounded(values: np.ndarray) -> list[Any]:
+def _round(values: np.ndarray) -> list[Any]:
     """Return an array as lists of numbers of `DIGITS` digits."""
     written = [float(f"{value:.{DIGITS}g}") for value in values.ravel().tolist()]
     return np.array(written).reshape(values.shape).tolist()

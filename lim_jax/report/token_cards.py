@@ -8,15 +8,15 @@ import numpy as np
 from lim_jax._checks import require
 from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.attribution.token_text import (
-    held_by_text,
+    group_tokens,
     in_text,
-    joined_tokens,
     most_in_words,
+    sum_by_text,
     visible,
 )
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS, TokenBreakdown
-from lim_jax.prompts.contexts import places_by_name
+from lim_jax.prompts.contexts import positions_by_name
 from lim_jax.report.shades import Shading
 from lim_jax.report.wording import digits, with_error
 from lim_jax.results.context_energies import percent
@@ -34,7 +34,7 @@ class ShownContext(NamedTuple):
     length: int
 
 
-def own_density(account: TokenBreakdown) -> np.ndarray:
+def context_density(account: TokenBreakdown) -> np.ndarray:
     """Return the density of one context's own influence; zero where it has none."""
     energy = np.asarray(account.energy, float)
     return energy / (energy.mean() or 1)
@@ -44,9 +44,9 @@ def shown_context(
     account: TokenBreakdown, texts: Sequence[str], influence: Influence, shade: Shading
 ) -> ShownContext:
     """Return a context's tokens, shaded by its own density, and the card of each."""
-    density = own_density(account)
-    asked = np.asarray(account.query_weights)
-    groups = joined_tokens(texts[:-1])
+    density = context_density(account)
+    query_weights = np.asarray(account.query_weights)
+    groups = group_tokens(texts[:-1])
     # The cell of the influence's grid in which the middle of each token's own cell lies.
     middles = (np.arange(len(density)) + 0.5) / len(density)
     cells = np.searchsorted(np.asarray(influence.grid.edges), middles) - 1
@@ -54,15 +54,15 @@ def shown_context(
     firsts = regions[[group[0] for _, group in groups]]
     begins = np.diff(firsts, prepend=-1) != 0
     shades = shade(np.array([density[group].mean() for _, group in groups])).tolist()
-    everywhere = (asked > 0).all()
+    everywhere = (query_weights > 0).all()
     tokens = [
         {
             "text": in_text(text),
-            "shade": of_group,
-            "asked": bool(asked[group].sum() > 0 and not everywhere),
+            "shade": group_shade,
+            "asked": bool(query_weights[group].sum() > 0 and not everywhere),
             "region": REGIONS[first] if begin else "",
         }
-        for (text, group), of_group, first, begin in zip(
+        for (text, group), group_shade, first, begin in zip(
             groups, shades, firsts.tolist(), begins, strict=True
         )
     ]
@@ -86,9 +86,9 @@ def blocks_of(
     account: TokenBreakdown, texts: Sequence[str], spans: Sequence[Any], shade: Shading
 ) -> list[Block]:
     """Return the named parts of a context, in its order, and what is in none, with their shares."""
-    density = own_density(account)
-    named = {name: places.tolist() for name, places in places_by_name(spans).items()}
-    outside = [at for places in named.values() for at in places if not 0 <= at < len(density)]
+    density = context_density(account)
+    named = {name: positions.tolist() for name, positions in positions_by_name(spans).items()}
+    outside = [at for positions in named.values() for at in positions if not 0 <= at < len(density)]
     require(
         not outside,
         "spans",
@@ -96,27 +96,27 @@ def blocks_of(
         expected=f"places from 0 to {len(density) - 1}",
         cure="Count them from the first token of the context that is shown.",
     )
-    inside = {at for places in named.values() for at in places}
+    inside = {at for positions in named.values() for at in positions}
     rest = [at for at in range(len(density)) if at not in inside]
     parts = [*named.items(), ("", rest)] if named and rest else named.items()
     return [_block(name, at, density, texts, shade) for name, at in parts]
 
 
 def _block(
-    name: str, places: list[int], density: np.ndarray, texts: Sequence[str], shade: Shading
+    name: str, positions: list[int], density: np.ndarray, texts: Sequence[str], shade: Shading
 ) -> Block:
     """Return what the page shows of a named part: its shares, its shade and its main tokens."""
-    held = density[places]
-    whole = density.sum() or 1
-    share = float(held.sum() / whole)
-    mean = np.array([held.mean() if places else 0.0])
+    part_density = density[positions]
+    total = density.sum() or 1
+    share = float(part_density.sum() / total)
+    mean = np.array([part_density.mean() if positions else 0.0])
     return Block(
         name,
         percent(share),
-        percent(len(places) / len(density)),
+        percent(len(positions) / len(density)),
         round(100 * share, 2),
         int(shade(mean)[0]),
-        most_in_words(held_by_text(texts[: len(density)], density, places)),
+        most_in_words(sum_by_text(texts[: len(density)], density, positions)),
     )
 
 
@@ -133,12 +133,12 @@ def _records(
     mean = np.asarray(influence.density)[cells]
     error = np.asarray(influence.density_error)[cells]
     parts = [np.asarray(energies, float) for energies in (account.channels, account.hops)]
-    asked = np.asarray(account.query_weights)
+    query_weights = np.asarray(account.query_weights)
     records = []
     for text, group in groups:
         first = group[0] + 1
         last = group[-1] + 1
-        weight = asked[group].sum()
+        weight = query_weights[group].sum()
         numbers = f"{first}" if first == last else f"{first} to {last}"
         shares = np.concatenate([parts_shares(part[:, group].sum(axis=1)) for part in parts])
         records.append(
@@ -160,5 +160,5 @@ def _records(
 def parts_shares(parts: Any) -> np.ndarray:
     """Return each part's share of the parts' sum; zero where that is zero."""
     parts = np.asarray(parts, float)
-    whole = parts.sum(axis=0)
-    return parts / np.where(whole > 0, whole, 1)
+    total = parts.sum(axis=0)
+    return parts / np.where(total > 0, total, 1)

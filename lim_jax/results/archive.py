@@ -44,8 +44,8 @@ SEQUENCES = {"builtins.list": "list", "builtins.tuple": "tuple", "limits.Rates":
 
 def kind_of(result: Any) -> str:
     """Return the room and the name of a result's type: ``density.Influence``."""
-    places = type(result).__module__.split(".")
-    room = places[1] if places[0] == "lim_jax" and len(places) > 1 else places[0]
+    modules = type(result).__module__.split(".")
+    room = modules[1] if modules[0] == "lim_jax" and len(modules) > 1 else modules[0]
     return f"{room}.{type(result).__name__}"
 
 
@@ -89,7 +89,7 @@ def save(result: Any, path: AnyPath) -> None:
     """
     path = checkpoint_file(path, "path")
     arrays = {}
-    write_arrays(path, RESULT, {"result": _written(result, "", arrays)}, arrays)
+    write_arrays(path, RESULT, {"result": _as_json(result, "", arrays)}, arrays)
 
 
 def load(path: AnyPath) -> Any:
@@ -115,14 +115,14 @@ def load(path: AnyPath) -> Any:
     require(path.is_file(), "path", got=str(path), expected="a file", cure="Check the path.")
     header, arrays = read_arrays(path, RESULT)
     try:
-        return _read(header["result"], arrays)
+        return _from_json(header["result"], arrays)
     except Exception as error:  # whatever the parts make of what they are not
         if refusal(error) is not None:
             raise
         raise RESULT.refused(path, "of a header that does not fit its arrays") from error
 
 
-def _written(value: Any, place: str, arrays: Arrays) -> Any:
+def _as_json(value: Any, place: str, arrays: Arrays) -> Any:
     """Return a value as JSON, with its arrays put aside into `arrays` under their places.
 
     A value without a tag stands for itself.
@@ -137,17 +137,17 @@ def _written(value: Any, place: str, arrays: Arrays) -> Any:
     if isinstance(value, Fraction):
         return {"fraction": str(value)}
     if isinstance(value, Mapping):
-        return {"dict": _written_entries(value, place, arrays)}
+        return {"dict": _entries_as_json(value, place, arrays)}
     if kind_of(value) in SEQUENCES:
-        entries = _written_entries(dict(enumerate(value)), place, arrays)
+        entries = _entries_as_json(dict(enumerate(value)), place, arrays)
         return {SEQUENCES[kind_of(value)]: list(entries.values())}
     if kind_of(value) in KINDS:
-        parts = {name: getattr(value, name) for name in _parts(type(value))}
-        return {"kind": kind_of(value), "parts": _written_entries(parts, place, arrays)}
+        parts = {name: getattr(value, name) for name in _field_names(type(value))}
+        return {"kind": kind_of(value), "parts": _entries_as_json(parts, place, arrays)}
     kinds = np.generic | bool | int | float | complex
-    of_numbers = isinstance(value, type) and issubclass(value, kinds)
+    is_number_type = isinstance(value, type) and issubclass(value, kinds)
     require(
-        of_numbers or isinstance(value, np.dtype | type(jnp.float32)),
+        is_number_type or isinstance(value, np.dtype | type(jnp.float32)),
         place or "result",
         got=described(value),
         expected="a result, or lists and dictionaries of results, arrays and numbers",
@@ -156,16 +156,16 @@ def _written(value: Any, place: str, arrays: Arrays) -> Any:
     return {"dtype": jnp.dtype(value).name}
 
 
-def _written_entries(entries: Mapping[Any, Any], place: str, arrays: Arrays) -> dict[str, Any]:
+def _entries_as_json(entries: Mapping[Any, Any], place: str, arrays: Arrays) -> dict[str, Any]:
     """Return each entry as JSON under its name."""
     return {
-        str(name): _written(entry, f"{place}.{name}".lstrip("."), arrays)
+        str(name): _as_json(entry, f"{place}.{name}".lstrip("."), arrays)
         for name, entry in entries.items()
     }
 
 
-def _read(value: Any, arrays: Arrays) -> Any:
-    """Return the value that `_written` wrote in this way."""
+def _from_json(value: Any, arrays: Arrays) -> Any:
+    """Return the value that `_as_json` wrote in this way."""
     match value:
         case {"array": _, "dtype": _}:
             return _on_device(take_array(value, arrays))
@@ -178,16 +178,16 @@ def _read(value: Any, arrays: Arrays) -> Any:
                 cure="Read it with the lim_jax that wrote it.",
             )
             made = getattr(import_module(f"lim_jax.{KINDS[kind]}"), kind.split(".")[1])
-            return made(**{name: _read(part, arrays) for name, part in parts.items()})
+            return made(**{name: _from_json(part, arrays) for name, part in parts.items()})
         case {"dict": entries}:
-            return {name: _read(entry, arrays) for name, entry in entries.items()}
+            return {name: _from_json(entry, arrays) for name, entry in entries.items()}
         case {"list": entries}:
-            return [_read(entry, arrays) for entry in entries]
+            return [_from_json(entry, arrays) for entry in entries]
         case {"tuple": entries}:
-            return tuple(_read(entry, arrays) for entry in entries)
+            return tuple(_from_json(entry, arrays) for entry in entries)
         case {"rates": entries}:  # its file loads the solvers of differential equations
             rates = import_module("lim_jax.limits.network_studies").Rates
-            return rates(_read(entry, arrays) for entry in entries)
+            return rates(_from_json(entry, arrays) for entry in entries)
         case {"float": text}:
             return float(text)
         case {"fraction": text}:
@@ -209,7 +209,7 @@ def _on_device(array: np.ndarray) -> jax.Array:
     return jax.device_put(array)
 
 
-def _parts(kind: type) -> tuple[str, ...]:
+def _field_names(kind: type) -> tuple[str, ...]:
     """Return the names of a result type's fields."""
     return getattr(kind, "_fields", None) or tuple(field.name for field in fields(kind))
 

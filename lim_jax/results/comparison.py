@@ -105,13 +105,13 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
         expected=f"influence over {first.regions}, those of the first",
         cure="Measure both with the same regions.",
     )
-    kept = first.example_energies, second.example_energies
-    counts = [0 if energies is None else len(energies) for energies in kept]
+    energies = first.example_energies, second.example_energies
+    counts = [0 if each is None else len(each) for each in energies]
     if pairs is None:
-        alike = counts[0] == counts[1]
-        pairs = np.stack([np.arange(counts[0] * alike)] * 2, axis=1)
+        same_count = counts[0] == counts[1]
+        pairs = np.stack([np.arange(counts[0] * same_count)] * 2, axis=1)
     pairs = _known_pairs(pairs, *counts)
-    (density, total, indices), errors = _compared(first, second, pairs if len(pairs) else None)
+    (density, total, indices), errors = _differences(first, second, pairs if len(pairs) else None)
     density_error, total_error, index_errors = errors
     return Comparison(
         first.regions,
@@ -137,15 +137,19 @@ def compare_means(
 
 def paired_names(first: Sequence[str], second: Sequence[str]) -> Pairs:
     """Pair the entries of two lists that have one name, by their numbers, in their order."""
-    places: defaultdict[str, list[int]] = defaultdict(list)
+    places_by_name: defaultdict[str, list[int]] = defaultdict(list)
     for place, name in reversed(list(enumerate(second))):
-        places[name].append(place)
-    pairs = [(place, places[name].pop()) for place, name in enumerate(first) if places[name]]
+        places_by_name[name].append(place)
+    pairs = [
+        (place, places_by_name[name].pop())
+        for place, name in enumerate(first)
+        if places_by_name[name]
+    ]
     return np.array(pairs, int).reshape(-1, 2)
 
 
 @filter_jit
-def _compared(first: Influence, second: Influence, pairs: Any) -> tuple[Results, Results]:
+def _differences(first: Influence, second: Influence, pairs: Any) -> tuple[Results, Results]:
     """Subtract the first influence's results from the second's, with their standard errors."""
     if pairs is None:
         both = [(of.density_error, of.total_error, of.index_errors()) for of in (first, second)]
@@ -162,9 +166,9 @@ def _error(
 ) -> Float[Array, "*shape"]:
     """Compute the standard error of a difference of means from the deviations from each mean."""
     a, b = (jnp.asarray(of) / max(len(of) * (len(of) - 1), 1) ** 0.5 for of in (first, second))
-    together = b[pairs[:, 1]] - a[pairs[:, 0]]
+    paired = b[pairs[:, 1]] - a[pairs[:, 0]]
     alone = a.at[pairs[:, 0]].set(0), b.at[pairs[:, 1]].set(0)
-    error = jnp.sqrt(sum(jnp.sum(part**2, axis=0) for part in (together, *alone)))
+    error = jnp.sqrt(sum(jnp.sum(part**2, axis=0) for part in (paired, *alone)))
     return error if min(len(a), len(b)) > 1 else jnp.full_like(error, jnp.inf)
 
 

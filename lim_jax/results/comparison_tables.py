@@ -24,17 +24,19 @@ def described_pairs(compared: ComparedContexts) -> str:
     counts = [int(influence.count) for influence in compared.whole[:2]]
     if not compared.pairs:
         return f"{counts[0]} and {counts[1]} contexts, none in both: errors are independent"
-    rest = [count - compared.pairs for count in counts]
-    alone = f", {rest[0]} and {rest[1]} in one alone" if any(rest) else ""
+    unpaired = [count - compared.pairs for count in counts]
+    alone = f", {unpaired[0]} and {unpaired[1]} in one alone" if any(unpaired) else ""
     return f"{compared.pairs} contexts in both, paired{alone}"
 
 
 def finding(compared: ComparedContexts, names: tuple[str, str]) -> str:
     """Say what the middle gained or lost, and which record changed most."""
-    rest = compared.without_queries
+    without_queries = compared.without_queries
     lines = [middle_in_words(compared.whole.change, names)]
-    if rest is not None:
-        lines.append(f"Without the queried tokens: {middle_in_words(rest.change, names)}")
+    if without_queries is not None:
+        lines.append(
+            f"Without the queried tokens: {middle_in_words(without_queries.change, names)}"
+        )
     if compared.shares:
         lines.append(f"{record_in_words(compared.shares, names)} {BY_NAME}")
     return "\n".join(lines)
@@ -50,10 +52,10 @@ def cells(compared: ComparedContexts, names: tuple[str, str]) -> list[list[str]]
         for name, (first, second, change, *_) in compared.shares.items()
     ]
     head = ["", *names, "difference", "error"]
-    return [head, *([name, *map(_spelt, numbers)] for name, *numbers in rows)]
+    return [head, *([name, *map(_error_cell, numbers)] for name, *numbers in rows)]
 
 
-def _spelt(number: float) -> str:
+def _error_cell(number: float) -> str:
     """Write a number to four digits; nothing for the infinite error of one context."""
     return f"{number:.4g}" if math.isfinite(number) else ""
 

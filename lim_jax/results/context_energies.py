@@ -109,14 +109,14 @@ def compare_contexts(first: MeasuredContexts, second: MeasuredContexts) -> Compa
     )
     pairs = paired_names(first.names, second.names)
     ours, theirs = (energies_before_queries(of.energies, of.asked) for of in (first, second))
-    rest = None
+    without_queries = None
     if ours is not None and theirs is not None:
-        rest = _compared_influences(ours, theirs, first.delta, pairs)
+        without_queries = _compared_influences(ours, theirs, first.delta, pairs)
     names = [name for name in first.shares if name in second.shares]
     return ComparedContexts(
         len(pairs),
         _compared_influences(first.energies, second.energies, first.delta, pairs),
-        rest,
+        without_queries,
         {name: _compared_shares(first.shares[name], second.shares[name], pairs) for name in names},
     )
 
@@ -124,10 +124,10 @@ def compare_contexts(first: MeasuredContexts, second: MeasuredContexts) -> Compa
 def middle_in_words(change: Comparison, names: Sequence[str] = ("first", "second")) -> str:
     """Say what the middle gained or lost, in percentage points of the influence."""
     size = float(np.asarray(change.regions.weights)[1].sum())
-    moved = points_in_words(
+    change_in_words = points_in_words(
         size * float(change.indices.middle), size * float(change.index_errors.middle)
     )
-    return "{1} uses the middle {2} than {0}{3}.".format(*names, *moved)
+    return "{1} uses the middle {2} than {0}{3}.".format(*names, *change_in_words)
 
 
 def record_in_words(
@@ -142,9 +142,11 @@ def record_in_words(
         return value if math.isinf(error) else value / (error or math.inf)
 
     most = max(shares, key=in_errors)
-    moved = points_in_words(float(shares[most].change.value), float(shares[most].change.error))
+    change_in_words = points_in_words(
+        float(shares[most].change.value), float(shares[most].change.error)
+    )
     words = "Of the records, “{4}” changed most: {1} gives it {2} than {0}{3}."
-    return words.format(*names, *moved, most)
+    return words.format(*names, *change_in_words, most)
 
 
 def points_in_words(share: float, error: float) -> tuple[str, str]:
@@ -195,15 +197,15 @@ def _compared_shares(
 
 
 def energies_before_queries(
-    energies: Sequence[Any], asked: Sequence[int]
+    energies: Sequence[Any], first_queries: Sequence[int]
 ) -> list[np.ndarray] | None:
     """Return the energies before each context's first query; None if one asks from its start.
 
     They are scaled so that their integral over these tokens alone is that in the whole context.
     """
-    if min(asked) == 0:
+    if min(first_queries) == 0:
         return None
-    pairs = zip(map(np.asarray, energies), asked, strict=True)
+    pairs = zip(map(np.asarray, energies), first_queries, strict=True)
     return [energy[:end] * end / energy.size for energy, end in pairs]
 
 
@@ -230,16 +232,16 @@ def influence_of_contexts(energies: Sequence[Any], regions: Regions) -> Influenc
 
 
 def pooled_influences(
-    energies: Sequence[np.ndarray], asked: Sequence[int], delta: float
+    energies: Sequence[np.ndarray], first_queries: Sequence[int], delta: float
 ) -> tuple[Influence, Influence | None]:
     """Return the influence of contexts of any lengths, and that of the tokens before queries."""
 
-    def pooled(energies: Sequence[np.ndarray]) -> Influence:
+    def pool(energies: Sequence[np.ndarray]) -> Influence:
         lengths = [energy.size for energy in energies]
         return influence_of_contexts(energies, common_regions(lengths, delta, energies[0].dtype))
 
-    rest = energies_before_queries(energies, asked)
-    return pooled(energies), None if rest is None else pooled(rest)
+    before_queries = energies_before_queries(energies, first_queries)
+    return pool(energies), None if before_queries is None else pool(before_queries)
 
 
 def percent(share: Any, error: Any = np.inf) -> str:

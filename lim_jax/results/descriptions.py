@@ -40,12 +40,12 @@ def describe(result: Any, axes: str = "") -> Description:
         return Description({"values": (axes, result, NONE)})
     several = kind_of(result) in SEQUENCES and len(result) > 0
     kind = kind_of(result[0] if several else result)
-    known = not axes and (kind in SEVERAL or kind in ONE and not several)
+    accepted = not axes and (kind in SEVERAL or kind in ONE and not several)
     got = f"{described(result)} with axes {axes!r}" if axes else described(result)
-    several_of = f"one or a list of {', '.join(SEVERAL)}"
-    expected = f"one of {', '.join(ONE)}; {several_of}; or an array with its axes"
+    one_or_several = f"one or a list of {', '.join(SEVERAL)}"
+    expected = f"one of {', '.join(ONE)}; {one_or_several}; or an array with its axes"
     cure = "Name the axes of an array, and of nothing else: axes='depth position'."
-    require(known, "result", got=got, expected=expected, cure=cure)
+    require(accepted, "result", got=got, expected=expected, cure=cure)
     if kind in ONE:
         return ONE[kind](result)
     return SEVERAL[kind](result if several else [result])
@@ -62,7 +62,7 @@ def _influence(influence: Influence) -> Description:
     }
     if influence.example_energies is not None:
         variables["example_energy"] = ("example position", influence.example_energies, ENERGY)
-    attributes = {"examples": int(influence.count), **_of_regions(influence.regions)}
+    attributes = {"examples": int(influence.count), **_region_attributes(influence.regions)}
     return Description(variables, influence.grid, {"region": REGIONS}, attributes)
 
 
@@ -71,7 +71,7 @@ def _comparison(change: Comparison) -> Description:
     errors = change.density_error, change.total_error, change.index_errors
     variables = _numbers(change.density, change.total, change.indices)
     variables |= _numbers(*errors, suffix="_error")
-    attributes = {"paired": str(change.paired), **_of_regions(change.regions)}
+    attributes = {"paired": str(change.paired), **_region_attributes(change.regions)}
     return Description(variables, change.regions.grid, {"region": REGIONS}, attributes)
 
 
@@ -86,7 +86,7 @@ def _numbers(density: Any, total: Any, indices: Indices, suffix: str = "") -> Va
     return {name + suffix: variable for name, variable in variables.items()}
 
 
-def _of_regions(regions: Regions) -> dict[str, Any]:
+def _region_attributes(regions: Regions) -> dict[str, Any]:
     """Return the attributes of regions: their width and convention, and positions left out."""
     attributes = {"delta": float(regions.delta), "convention": regions.convention}
     return attributes | ({"left_out": list(regions.left_out)} if regions.left_out else {})
@@ -110,14 +110,16 @@ def _channels(channels: Channels) -> Description:
 
 def _explanation(result: Any) -> Description:
     """Describe an explanation: influence, channels, hops, heads and certificates."""
-    of_all = _influence(result.influence)
+    influence = _influence(result.influence)
     regional = result.regional
-    rest = {} if result.without_queries is None else _influence(result.without_queries).variables
+    without_queries = (
+        {} if result.without_queries is None else _influence(result.without_queries).variables
+    )
     certificates = _certificates(result.certificates)
     layers = range(result.depth, result.depth + len(result.head_energies))
     variables = {
-        **of_all.variables,
-        **{f"{name}_without_queries": variable for name, variable in rest.items()},
+        **influence.variables,
+        **{f"{name}_without_queries": variable for name, variable in without_queries.items()},
         "channel_energy": ("channel position", result.channel_energies, ENERGY),
         "relative_energy": ("channel position", result.relative_energies, "loss^2"),
         "hop_energy": ("hop position", result.hop_energies, ENERGY),
@@ -130,9 +132,9 @@ def _explanation(result: Any) -> Description:
         "terminal_contrast_error": ("", result.terminal_contrast.error, SHARE),
         **certificates.variables,
     }
-    labels = {"channel": CHANNELS, "layer": layers, **of_all.labels, **certificates.labels}
-    attributes = {"depth": result.depth, **of_all.attributes}
-    return Description(variables, of_all.grid, labels, attributes)
+    labels = {"channel": CHANNELS, "layer": layers, **influence.labels, **certificates.labels}
+    attributes = {"depth": result.depth, **influence.attributes}
+    return Description(variables, influence.grid, labels, attributes)
 
 
 def _scores(result: Any) -> Description:
@@ -205,7 +207,7 @@ def _certificates(certificates: Sequence[Certificate]) -> Description:
 def _rows(rows: Sequence[Any]) -> Description:
     """Describe rows: their studies, the order that each expects, and whether it agrees."""
     columns = {
-        "expected_order": [_stated(row.expected) for row in rows],
+        "expected_order": [_order_or_nan(row.expected) for row in rows],
         "agrees": [row.agrees for row in rows],
         "reason": _texts(row.reason for row in rows),
         "reliability_warning": _texts(row.reliability_warning for row in rows),
@@ -238,7 +240,7 @@ def _studies(studies: Sequence[Any]) -> Description:
             "order": [order.value for order in orders],
             "order_half_width": [order.half_width for order in orders],
             "constant": [order.constant for order in orders],
-            "claimed_order": [_stated(study.claimed) for study in studies],
+            "claimed_order": [_order_or_nan(study.claimed) for study in studies],
             "reference_error": [float(study.reference_error) for study in studies],
             "bound_holds": _texts(answers.get(study.verdict, study.verdict) for study in studies),
             "source": sources,
@@ -247,7 +249,7 @@ def _studies(studies: Sequence[Any]) -> Description:
     return Description(variables, labels={"study": sources})
 
 
-def _stated(order: float | None) -> float:
+def _order_or_nan(order: float | None) -> float:
     """Return an order as a number, which is NaN where none is stated."""
     return np.nan if order is None else float(order)
 

@@ -75,24 +75,26 @@ def to_xarray(
         require_text(text, name)
     if tokens is not None:
         require_several(tokens, str, "tokens", "Pass the text at each position.")
-    described = describe(result, axes)
-    arrays = {name: _labelled(name, *variable) for name, variable in described.variables.items()}
+    description = describe(result, axes)
+    arrays = {
+        name: _label_array(name, *variable) for name, variable in description.variables.items()
+    }
     dims = {axis: n for names, array, _ in arrays.values() for axis, n in zip(names, array.shape)}  # noqa: B905
-    labels = {axis: (axis, np.asarray(values)) for axis, values in described.labels.items()}
-    own = described.grid
+    labels = {axis: (axis, np.asarray(values)) for axis, values in description.labels.items()}
+    result_grid = description.grid
     if grid is not None:
         require_grid(grid)
         require(
-            own in (None, grid),
+            result_grid in (None, grid),
             "grid",
             got=f"{grid}",
-            expected=f"{own}, the result's own",
+            expected=f"{result_grid}, the result's own",
             cure="Leave it out.",
         )
-    labels |= _positions(dims.get("position"), grid if own is None else own, tokens)
+    labels |= _positions(dims.get("position"), grid if result_grid is None else result_grid, tokens)
     names = {name: text for name, text in (("model", model), ("loss", loss)) if text}
-    written = {"scaling": SCALING, "lim_jax": version("lim_jax")}
-    return xarray.Dataset(arrays, labels, {**names, **described.attributes, **written})
+    versions = {"scaling": SCALING, "lim_jax": version("lim_jax")}
+    return xarray.Dataset(arrays, labels, {**names, **description.attributes, **versions})
 
 
 def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
@@ -149,7 +151,9 @@ def to_pandas(result: Any, by: str = "", **options: Any) -> Any:
     return data[names].to_dataframe()
 
 
-def _labelled(name: str, axes: str, values: Any, units: str) -> tuple[list[str], np.ndarray, dict]:
+def _label_array(
+    name: str, axes: str, values: Any, units: str
+) -> tuple[list[str], np.ndarray, dict]:
     """Return an array with its axes and its unit; raise ValueError unless all axes are named."""
     array = known(values)
     names = axes.split()
@@ -164,13 +168,13 @@ def _positions(
     size: int | None, grid: Grid | None, tokens: Sequence[str] | None
 ) -> dict[str, tuple[str, np.ndarray]]:
     """Return the coordinates of positions; raise ValueError unless grid and tokens fit them."""
-    given = {
+    lengths = {
         "grid": size if grid is None else grid.size,
         "tokens": size if tokens is None else len(tokens),
     }
     expected = f"{size}, one for each position" if size else "none: there are no positions"
     cure = "Pass those of the context that was measured."
-    for name, length in given.items():
+    for name, length in lengths.items():
         require(length == size, name, got=f"{length} of them", expected=expected, cure=cure)
     if size is None:
         return {}

@@ -39,7 +39,7 @@ def run_folder(
     """
     out = as_path(out, "out")
     record = _record(command, arguments)
-    earlier = _written(_kept_record(out))
+    earlier = _files_of_record(_kept_record(out))
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     known = out / RECORD
     try:
@@ -49,7 +49,7 @@ def run_folder(
         else:
             _require_same(out, record)
         before = _stamps(out)
-        _write_record(known, _unfinished(record, earlier))
+        _write_record(known, _unfinished_record(record, earlier))
     except OSError as error:
         raise Refusal(
             f"out: got {out}, which cannot be written to ({error.strerror}), expected a folder, "
@@ -62,12 +62,12 @@ def run_folder(
         if list(out.iterdir()) == [known]:
             known.unlink()
         else:
-            _write_record(known, _unfinished(record, earlier | _changed(out, before)))
+            _write_record(known, _unfinished_record(record, earlier | _changed_files(out, before)))
         for folder in made:
             if not any(folder.iterdir()):
                 folder.rmdir()
         raise
-    files = _changed(out, before)
+    files = _changed_files(out, before)
     for name in earlier - files if overwrite else ():
         (out / name).unlink(missing_ok=True)
     printed = {WRITTEN: sorted(files), "printed": echo.getvalue()}
@@ -75,14 +75,14 @@ def run_folder(
     shutil.rmtree(out / UNFINISHED, ignore_errors=True)
 
 
-def _unfinished(record: dict[str, Any], files: set[str]) -> dict[str, Any]:
+def _unfinished_record(record: dict[str, Any], files: set[str]) -> dict[str, Any]:
     """Return the record of a run that has not ended, with the files that it or one before wrote."""
     return {**record, UNFINISHED: {WRITTEN: sorted(files)}} if files else record
 
 
-def _written(kept: dict[str, Any]) -> set[str]:
+def _files_of_record(record: dict[str, Any]) -> set[str]:
     """Return the files of a folder that a record says were written by its run, or one before."""
-    ends = [kept[end] for end in (UNFINISHED, FINISHED) if isinstance(kept.get(end), dict)]
+    ends = [record[end] for end in (UNFINISHED, FINISHED) if isinstance(record.get(end), dict)]
     return {Path(name).name for end in ends for name in end.get(WRITTEN, ())}
 
 
@@ -92,7 +92,7 @@ def _stamps(out: Path) -> dict[str, tuple[int, int]]:
     return {file.name: (file.stat().st_ino, file.stat().st_mtime_ns) for file in files}
 
 
-def _changed(out: Path, before: Mapping[str, tuple[int, int]]) -> set[str]:
+def _changed_files(out: Path, before: Mapping[str, tuple[int, int]]) -> set[str]:
     """Return the files that were written since they had the stamps `before`."""
     return {name for name, stamp in _stamps(out).items() if stamp != before.get(name)}
 
@@ -118,9 +118,9 @@ def finished_before(
 ) -> bool:
     """Tell whether this very run is finished with all its files; if so print its output again."""
     out = as_path(out, "out")
-    kept = _kept_record(out)
-    finished = kept.pop(FINISHED, None)
-    if overwrite or finished is None or kept != _record(command, arguments):
+    record = _kept_record(out)
+    finished = record.pop(FINISHED, None)
+    if overwrite or finished is None or record != _record(command, arguments):
         return False
     if not all((out / name).exists() for name in finished[WRITTEN]):
         return False
@@ -147,7 +147,7 @@ def _record(command: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     record = {
         "command": command,
         "arguments": {**arguments, **{name: str(path) for name, path in paths.items()}},
-        "read": {name: _identity(path) for name, path in paths.items() if path.exists()},
+        "read": {name: _file_identity(path) for name, path in paths.items() if path.exists()},
         "versions": {
             "lim_jax": version("lim_jax"),
             "source": _digest_of_files(PACKAGE, sorted(PACKAGE.rglob("*.py"))),
@@ -158,7 +158,7 @@ def _record(command: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(finite(record)))
 
 
-def _identity(path: Path) -> dict[str, Any]:
+def _file_identity(path: Path) -> dict[str, Any]:
     """Return the path, the size and the digest of a file or folder that a run reads."""
     names = files_within(path) if path.is_dir() else [Path()]
     size = sum((path / name).stat().st_size for name in names)
@@ -186,10 +186,10 @@ def _require_same(out: Path, record: dict[str, Any]) -> None:
     cure = "Choose another by `out`, or write over it with `overwrite`."
     got = f"{out}, which holds files"
     require(out / RECORD in files, "out", got=got, expected=expected, cure=cure)
-    kept = _kept_record(out)
+    earlier = _kept_record(out)
     for end in (UNFINISHED, FINISHED):
-        kept.pop(end, None)
-    differing = _differing(kept, record)
+        earlier.pop(end, None)
+    differing = _differing(earlier, record)
     got = f"{out}, which holds another run ({'; '.join(differing)})"
     require(not differing, "out", got=got, expected=expected, cure=cure)
 

@@ -34,7 +34,7 @@ class _Fit(NamedTuple):
     levels: np.ndarray  # mu + beta_p and mu + alpha_d
     inverse: np.ndarray  # the effects' covariance over that of the noise
     noise: float  # its variance
-    of_orders: float  # the variance of the orders' means
+    order_variance: float  # the variance of the orders' means
     sums: np.ndarray  # of the shares of each document at each place
     counts: np.ndarray  # of them
 
@@ -96,13 +96,15 @@ def two_way_shares(
     documents = known(documents)
     _require_orders(shares, documents)
     contexts, orders, places = shares.shape
-    fits = [_fitted(*context) for context in zip(shares, documents, strict=True)]
-    of_levels = np.eye(2 * places)
+    fits = [_fit_effects(*context) for context in zip(shares, documents, strict=True)]
+    combinations = np.eye(2 * places)
     if places > 2:
-        between = np.full(places, -1 / (places - 2))
-        between[[0, -1]] = 1 / 2
-        of_levels = np.vstack([of_levels, np.concatenate([between, np.zeros(places)])])
-    value, error = _averaged(fits, of_levels) if contexts > 1 else _of_one(fits[0], of_levels)
+        contrast = np.full(places, -1 / (places - 2))
+        contrast[[0, -1]] = 1 / 2
+        combinations = np.vstack([combinations, np.concatenate([contrast, np.zeros(places)])])
+    value, error = (
+        _average(fits, combinations) if contexts > 1 else _combine_one(fits[0], combinations)
+    )
     by_place, by_document, gap = (
         _estimate(value[part], error[part])
         for part in (slice(places), slice(places, 2 * places), -1)
@@ -122,10 +124,10 @@ def two_way_in_words(result: TwoWayShares, names: Sequence[str]) -> str:
     least = int(np.argmin(result.by_place.value))
     lines = [
         f"Wherever it stands, “{names[document]}” holds most: "
-        f"{_spelt(result.by_document, document)} % of the influence.",
+        f"{_share_cell(result.by_document, document)} % of the influence.",
         f"Whichever document stands there, place {place + 1} holds most, "
-        f"{_spelt(result.by_place, place)} %; place {least + 1} least, "
-        f"{_spelt(result.by_place, least)} %.",
+        f"{_share_cell(result.by_place, place)} %; place {least + 1} least, "
+        f"{_share_cell(result.by_place, least)} %.",
     ]
     if result.gap is not None:
         points, warning = points_in_words(-float(result.gap.value), float(result.gap.error))
@@ -138,10 +140,10 @@ def two_way_cells(result: TwoWayShares, names: Sequence[str]) -> list[list[str]]
     places = range(len(names))
     rows = [["share in %", *(f"place {place + 1}" for place in places), "any place"]]
     for number, name in enumerate(names):
-        cells = [_spelt(result.table, (number, place)) for place in places]
-        rows.append([f"“{name}”", *cells, _spelt(result.by_document, number)])
-    of_places = [_spelt(result.by_place, place) for place in places]
-    return [*rows, ["any document", *of_places, ""]]
+        cells = [_share_cell(result.table, (number, place)) for place in places]
+        rows.append([f"“{name}”", *cells, _share_cell(result.by_document, number)])
+    by_place = [_share_cell(result.by_place, place) for place in places]
+    return [*rows, ["any document", *by_place, ""]]
 
 
 def two_way_table(result: TwoWayShares, names: Sequence[str]) -> str:
@@ -187,7 +189,7 @@ def two_way_table(result: TwoWayShares, names: Sequence[str]) -> str:
     return text_table(two_way_cells(result, names))
 
 
-def _spelt(shares: Estimate, place: Any) -> str:
+def _share_cell(shares: Estimate, place: Any) -> str:
     """Write a share in per cent with its error; "-" where no order has the document there."""
     value = 100 * float(shares.value[place])
     error = 100 * float(shares.error[place])
@@ -196,7 +198,7 @@ def _spelt(shares: Estimate, place: Any) -> str:
     return f"{value:.1f}{error_words(error) or ' (no error)'}"
 
 
-def _fitted(shares: np.ndarray, documents: np.ndarray) -> _Fit:
+def _fit_effects(shares: np.ndarray, documents: np.ndarray) -> _Fit:
     """Fit the model of `two_way_shares` to one context by least squares.
 
     An order's mean is taken off the shares, and 1/k off each column.
@@ -208,41 +210,43 @@ def _fitted(shares: np.ndarray, documents: np.ndarray) -> _Fit:
     means = shares.mean(axis=1)
     deviations = (shares - means[:, None]).ravel()
     normal = columns.T @ columns
-    told_apart = int(np.linalg.matrix_rank(normal, hermitian=True)) == 2 * (places - 1)
+    separable = int(np.linalg.matrix_rank(normal, hermitian=True)) == 2 * (places - 1)
     got = "orders that do not tell places from documents"
     cure = "Take those of prompts.cyclic_orders, two at least."
     expected = (
         "orders in which each document changes places with all others, at once or through others"
     )
-    require(told_apart, "documents", got=got, expected=expected, cure=cure)
+    require(separable, "documents", got=got, expected=expected, cure=cure)
     inverse = np.linalg.pinv(normal, hermitian=True)
     effects = inverse @ (columns.T @ deviations)
     freedom = (orders - 2) * (places - 1)
-    left = ((deviations - columns @ effects) ** 2).sum()
+    residual = ((deviations - columns @ effects) ** 2).sum()
     return _Fit(
         means.mean() + effects,
         inverse,
-        left / freedom if freedom else math.inf,
+        residual / freedom if freedom else math.inf,
         means.var(ddof=1),
         np.einsum("op,opd->dp", shares, marks),
         marks.sum(axis=0).T,
     )
 
 
-def _averaged(fits: list[_Fit], of_levels: np.ndarray) -> Pair:
+def _average(fits: list[_Fit], combinations: np.ndarray) -> Pair:
     """Average combinations of the contexts' levels, with the standard errors of their scatter."""
-    values = np.array([of_levels @ fit.levels for fit in fits])
+    values = np.array([combinations @ fit.levels for fit in fits])
     return values.mean(axis=0), values.std(axis=0, ddof=1) / math.sqrt(len(fits))
 
 
-def _of_one(fit: _Fit, of_levels: np.ndarray) -> Pair:
+def _combine_one(fit: _Fit, combinations: np.ndarray) -> Pair:
     """Return combinations of one context's levels, with errors from its noise and its orders."""
-    effects = np.einsum("ij,jk,ik->i", of_levels, fit.inverse, of_levels)
+    effects = np.einsum("ij,jk,ik->i", combinations, fit.inverse, combinations)
     # The mean of all orders is in every level, and in no contrast.
     in_common = (
-        of_levels[:, : len(fit.levels)].sum(axis=1) * fit.of_orders / fit.counts.sum(axis=0)[0]
+        combinations[:, : len(fit.levels)].sum(axis=1)
+        * fit.order_variance
+        / fit.counts.sum(axis=0)[0]
     )
-    return of_levels @ fit.levels, np.sqrt(fit.noise * effects + in_common)
+    return combinations @ fit.levels, np.sqrt(fit.noise * effects + in_common)
 
 
 def _table(fits: list[_Fit]) -> Pair:
@@ -257,7 +261,7 @@ def _table(fits: list[_Fit]) -> Pair:
 def _table_of_one(fit: _Fit) -> Pair:
     """Return one context's mean shares, with errors from its noise and its orders' means."""
     number = np.maximum(fit.counts, 1)
-    variance = fit.noise * (1 - 1 / len(number)) + fit.of_orders
+    variance = fit.noise * (1 - 1 / len(number)) + fit.order_variance
     error = np.sqrt(np.where(fit.counts > 0, variance / number, np.inf))
     return np.where(fit.counts > 0, fit.sums / number, np.nan), error
 
@@ -273,9 +277,13 @@ def _require_orders(shares: np.ndarray, documents: np.ndarray) -> None:
         cure="Find where they come from.",
     )
     places = shares.shape[2]
-    whole = documents.shape == shares.shape and np.issubdtype(documents.dtype, np.integer)
-    whole = whole and places > 1 and bool((np.sort(documents) == np.arange(places)).all())
+    numbers_documents = documents.shape == shares.shape and np.issubdtype(
+        documents.dtype, np.integer
+    )
+    numbers_documents = (
+        numbers_documents and places > 1 and bool((np.sort(documents) == np.arange(places)).all())
+    )
     all_numbers = "in each order all numbers of documents from 0, two at least"
     expected = f"of shape {shares.shape}, {all_numbers}"
     cure = "Take the orders of prompts.cyclic_orders."
-    require(whole, "documents", got=described(documents), expected=expected, cure=cure)
+    require(numbers_documents, "documents", got=described(documents), expected=expected, cure=cure)

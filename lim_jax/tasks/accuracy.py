@@ -58,16 +58,16 @@ def decodes_greedily(
         expected=expected,
         cure=cure,
     )
-    asked = error_if_not_finite(weights, "weights") != 0
+    asks = error_if_not_finite(weights, "weights") != 0
     message = (
         "weights: got zeros alone, expected some that ask for an answer. Pass a weight above zero "
         "at each position of the answer."
     )
-    asked = error_if(asked, ~asked.any(), message)
+    asks = error_if(asks, ~asks.any(), message)
     message = (
         f"targets: expected numbers from 0 to {vocabulary - 1} where weights are not zero, got "
         "others. Take ids of the vocabulary of logits."
     )
-    targets = error_if(targets, (asked & ((targets < 0) | (targets >= vocabulary))).any(), message)
+    targets = error_if(targets, (asks & ((targets < 0) | (targets >= vocabulary))).any(), message)
     best = jnp.argmax(error_if_not_finite(logits, "logits"), axis=1).astype(targets.dtype)
-    return jnp.all((best == targets) | ~asked)
+    return jnp.all((best == targets) | ~asks)

@@ -89,7 +89,7 @@ class Example(NamedTuple):
     gold: Int[Array | np.ndarray, "*examples golds"]
 
 
-def laid_out(pieces: Sequence[tuple[str, bool]], answer: str, gold: Sequence[int]) -> Prompt:
+def join_pieces(pieces: Sequence[tuple[str, bool]], answer: str, gold: Sequence[int]) -> Prompt:
     """Join pieces of text into a prompt; each says whether it is a record."""
     text = ""
     spans = []
@@ -99,7 +99,7 @@ def laid_out(pieces: Sequence[tuple[str, bool]], answer: str, gold: Sequence[int
     return Prompt(text, answer, tuple(spans), tuple(gold))
 
 
-def moved(records: Sequence[T], number: int, place: int) -> tuple[T, ...]:
+def move_record(records: Sequence[T], number: int, place: int) -> tuple[T, ...]:
     """Put one record at a place, and leave the others in their order."""
     others = [*records[:number], *records[number + 1 :]]
     return (*others[:place], records[number], *others[place:])

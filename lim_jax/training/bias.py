@@ -23,13 +23,13 @@ from lim_jax._errors import translate_errors
 from lim_jax._jit import filter_jit
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 
-Profile = Float[Array, " length"]
+PerPosition = Float[Array, " length"]
 
 
 @filter_jit
 def ratio_bias(
     energies: Float[Array, "examples length"], grid: Grid, *, epsilon: Scalar | float = 0.0
-) -> Profile:
+) -> PerPosition:
     r"""Estimate by the jackknife how far off a batch's density is on average.
 
     The density of a batch is a ratio of means, whose mean over batches is not the ratio of the
@@ -174,12 +174,12 @@ def parameter_shift(
         return jax.jvp(jax.grad(risk), (params,), (direction,))[1]
 
     slope = error_if_not_finite(jax.grad(penalty)(params), "penalty's slope")
-    pushed = abs(strength) * _size(slope)
-    rest = _size(jax.grad(risk)(params))
+    penalty_size = abs(strength) * _norm(slope)
+    risk_size = _norm(jax.grad(risk)(params))
     # Where both balance, the penalty has moved the minimiser already.
     slope = error_if(
         slope,
-        (pushed > 0) & (2 * rest >= pushed),
+        (penalty_size > 0) & (2 * risk_size >= penalty_size),
         "params: expected those at which the risk is least, got some where its slope is half of "
         "the penalty's times the strength, or more. Minimise the risk further, or take a larger "
         "strength: the shift is proportional to it.",
@@ -192,14 +192,14 @@ def parameter_shift(
     curvature = sum(jax.tree.leaves(jax.tree.map(lambda s, x: jnp.sum(s * x), slope, solution)))
     solution = error_if(
         solution,
-        (_size(slope) > 0) & (curvature <= 0),
+        (_norm(slope) > 0) & (curvature <= 0),
         "risk: expected a positive definite Hessian at params, got one that is not. Minimise the "
         "risk further, or add a regulariser to a flat one.",
     )
     return jax.tree.map(lambda leaf: -strength * leaf, solution)
 
 
-def _size(tree: PyTree) -> Scalar:
+def _norm(tree: PyTree) -> Scalar:
     return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
 
 

@@ -106,34 +106,34 @@ class Penalty(eqx.Module):
     def _on(self, grid: Grid) -> "Penalty":
         """Return the same penalty; raise unless its numbers are finite and fit the grid."""
         require_grid(grid)
-        places = {"length": grid.size}
+        axis_sizes = {"length": grid.size}
         if self.pools is not None:
             cure = "Pass one row of integral weights for each pool, as Regions.weights has them."
-            require_floats(self.pools, "pools", "pools length", cure, **places)
-            places = {"pools": len(self.pools)}
+            require_floats(self.pools, "pools", "pools length", cure, **axis_sizes)
+            axis_sizes = {"pools": len(self.pools)}
         if getattr(self.target, "shape", ()) == ():
             require_scalar(self.target, "target")
         else:
-            (place,) = places
-            axes = f"examples {place}" if jnp.ndim(self.target) == 2 else place
+            (axis,) = axis_sizes
+            axes = f"examples {axis}" if jnp.ndim(self.target) == 2 else axis
             cure = "Pass one number for each position or pool, or a row of them for each example."
-            require_floats(self.target, "target", axes, cure, **places)
+            require_floats(self.target, "target", axes, cure, **axis_sizes)
         epsilon = as_finite_nonnegative(self.epsilon, "epsilon")
         return error_if_not_finite(replace(self, epsilon=epsilon), "target, pools")
 
-    def _of_energies(
+    def _on_energies(
         self, energies: Energies, weights: Places, average: tuple[Statistic, Scalar] | None
     ) -> tuple[Scalar, Statistic]:
         """Return a batch's discrepancy, and the statistic that its density is made from."""
         if jnp.ndim(self.target) == 2:
-            return self._of_each(energies, weights)
+            return self._on_each_example(energies, weights)
         statistic = self.estimate.statistic(energies, weights, self.epsilon)
         if average is not None:
             statistic = self.estimate.averaged(statistic, *average)
         density = self.estimate.density(statistic, weights, self.epsilon)
         return self.discrepancy(density, self.target, weights), statistic
 
-    def _of_each(self, energies: Energies, weights: Places) -> tuple[Scalar, Statistic]:
+    def _on_each_example(self, energies: Energies, weights: Places) -> tuple[Scalar, Statistic]:
         """Return the examples' mean discrepancy, each from its own target, and their statistics."""
         targets: Any = self.target
         got = f"densities of {len(targets)} examples"
@@ -141,10 +141,10 @@ class Penalty(eqx.Module):
         cure = "Pass one row for each example."
         require(len(targets) == len(energies), "target", got=got, expected=expected, cure=cure)
 
-        def of_example(energy: Places, target: Places) -> tuple[Scalar, Statistic]:
-            return replace(self, target=target)._of_energies(energy[None], weights, None)
+        def on_example(energy: Places, target: Places) -> tuple[Scalar, Statistic]:
+            return replace(self, target=target)._on_energies(energy[None], weights, None)
 
-        penalties, statistics = jax.vmap(of_example)(energies, targets)
+        penalties, statistics = jax.vmap(on_example)(energies, targets)
         return penalties.mean(), statistics
 
 
@@ -192,7 +192,7 @@ def influence_penalty(
         pool has a negative weight or none.
     """
     # No share of the risk: yet a batch of NaN is refused where no gradient depends on it.
-    options = _options(penalty, grid, share=0.0, strength=1.0)
+    options = _penalty_options(penalty, grid, share=0.0, strength=1.0)
     return _value(_RiskAndPenalty(grid), loss, params, batch, grid, options)
 
 
@@ -255,7 +255,7 @@ def balanced_objective(
     >>> bool(jnp.allclose(objective(weight), 3 + 0.36 / 2))  # m = (0.4, 1.6)
     True
     """
-    options = _options(penalty, grid, share=1.0, strength=as_finite(strength, "strength"))
+    options = _penalty_options(penalty, grid, share=1.0, strength=as_finite(strength, "strength"))
     return _value(_RiskAndPenalty(grid), loss, params, batch, grid, options)
 
 
@@ -333,7 +333,7 @@ def constrained_objective(
     stiffness = _as_stiffness(stiffness)
     multiplier = as_finite_nonnegative(multiplier, "multiplier")
     constraint = {"limit": as_finite(limit, "limit"), "multiplier": multiplier}
-    options = _options(penalty, grid, stiffness=stiffness, **constraint)
+    options = _penalty_options(penalty, grid, stiffness=stiffness, **constraint)
     return _value(_Lagrangian(grid), loss, params, batch, grid, options)
 
 
@@ -385,10 +385,10 @@ def raised_multiplier(
     multiplier = as_finite_nonnegative(multiplier, "multiplier")
     value = as_finite(value, "value")
     limit = as_finite(limit, "limit")
-    return _raised(multiplier, value, limit, _as_stiffness(stiffness))
+    return _raise_multiplier(multiplier, value, limit, _as_stiffness(stiffness))
 
 
-def _raised(
+def _raise_multiplier(
     multiplier: Scalar | float,
     value: Scalar | float,
     limit: Scalar | float,
@@ -486,7 +486,7 @@ def risk_and_penalty(
     ([8.0, 8.0], 0.0)
     """
     memory = as_memory(memory, previous)
-    options = _options(penalty, grid, share=0.0, strength=1.0)
+    options = _penalty_options(penalty, grid, share=0.0, strength=1.0)
     if previous is not None:
         require_floating(previous, "previous")  # what its shape must be the estimator knows
         require(
@@ -502,7 +502,7 @@ def risk_and_penalty(
     )
 
 
-def _options(penalty: Penalty, grid: Grid, **weights: Scalar | float) -> dict[str, Any]:
+def _penalty_options(penalty: Penalty, grid: Grid, **weights: Scalar | float) -> dict[str, Any]:
     require_kind(penalty, Penalty, "penalty", "Make one: Penalty(target=1.0).")
     return {"penalty": penalty._on(grid), "average": None} | weights
 
@@ -546,7 +546,7 @@ class _Lagrangian(eqx.Module):
         value, statistic = _discrepancy(adjoints, self.grid, options)
         multiplier = options["multiplier"]
         stiffness = options["stiffness"]
-        raised = _raised(multiplier, value, options["limit"], stiffness)
+        raised = _raise_multiplier(multiplier, value, options["limit"], stiffness)
         return losses.mean() + (raised**2 - multiplier**2) / (2 * stiffness), statistic
 
 
@@ -563,4 +563,4 @@ def _discrepancy(
     energies = (adjoints**2).sum(axis=2)
     if penalty.pools is not None:
         energies, weights = pooled_energies(energies, penalty.pools)
-    return penalty._of_energies(energies, weights, options["average"])
+    return penalty._on_energies(energies, weights, options["average"])

@@ -17,11 +17,13 @@ from lim_jax.grid.integrals import require_profile
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 from lim_jax.training.estimators import SIZES, Places
 
-Profile = Float[Array, " length"]
+PerPosition = Float[Array, " length"]
 Discrepancy = Callable[[Places, Any, Places], Scalar]
 
 
-def influence_discrepancy(density: Profile, target: Profile | Scalar | float, grid: Grid) -> Scalar:
+def influence_discrepancy(
+    density: PerPosition, target: PerPosition | Scalar | float, grid: Grid
+) -> Scalar:
     r"""Compute the discrepancy of a density from a target, half their integrated squared distance.
 
     .. math:: \Phi_\nu = \frac12\sum_i \Delta p_i\,(m_i - \nu_i)^2
@@ -92,7 +94,7 @@ def squared_discrepancy(
         If `density` and `weights` have not one number for each place, or `target` neither that nor
         one number.
     EquinoxRuntimeError
-        If a weight is negative.
+        If a weight is negative, or a number that is known before tracing is NaN or infinite.
 
     Examples
     --------
@@ -140,7 +142,8 @@ def cross_entropy_discrepancy(
         If `density` and `weights` have not one number for each place, or `target` neither that nor
         one number.
     EquinoxRuntimeError
-        If the target or a weight is negative.
+        If the target or a weight is negative, or a number that is known before tracing is NaN or
+        infinite.
 
     Examples
     --------
@@ -154,7 +157,10 @@ def cross_entropy_discrepancy(
 
 
 def _weights_of_places(density: Any, target: Any, weights: Any) -> Places:
-    """Return the weights; raise unless all three fit the places and no weight is negative."""
+    """Return the weights; raise unless all fit the places, are finite and weights not negative.
+
+    Of numbers that are traced, as in a penalty's program, only the sizes are looked at.
+    """
     cure = "Pass one number for each position or pool."
     require_floats(density, "density", "places", cure)
     require_floats(weights, "weights", "places", cure, places=len(density))
@@ -162,6 +168,9 @@ def _weights_of_places(density: Any, target: Any, weights: Any) -> Places:
         require_scalar(target, "target")
     else:
         require_floats(target, "target", "places", cure, places=len(density))
+    values = (density, jnp.asarray(target), weights)
+    known = [value for value in values if not isinstance(value, Tracer)]
+    error_if_not_finite(known, "density, target, weights")
     if isinstance(weights, Tracer):
         return weights  # in a penalty's program: of the grid, or of pools that were looked at
     return as_nonnegative(weights, "weights", SIZES)

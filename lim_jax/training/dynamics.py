@@ -41,7 +41,7 @@ from lim_jax.grid.partition import Regions, regional_averages, require_regions
 from lim_jax.training.loop import Progress, resumable
 from lim_jax.training.sensitivity import as_direction
 
-Profile = Float[Array, " length"]
+PerPosition = Float[Array, " length"]
 
 
 def risk(loss: Loss, params: PyTree, batch: Batch) -> Scalar:
@@ -95,8 +95,8 @@ class DensityDynamics(eqx.Module):
     """
 
     grid: Grid
-    energy: Profile
-    energy_rate: Profile
+    energy: PerPosition
+    energy_rate: PerPosition
 
     @property
     @filter_jit
@@ -106,23 +106,23 @@ class DensityDynamics(eqx.Module):
 
     @property
     @filter_jit
-    def density(self) -> Profile:
+    def density(self) -> PerPosition:
         """The influence density m; zero where Z is zero."""
         return self.energy / self._safe_total
 
     @property
     @filter_jit
-    def rate(self) -> Profile:
+    def rate(self) -> PerPosition:
         r""":math:`\partial_s m` by the quotient rule (`eq:gd-mdot`); its integral is zero."""
         change = integral(self.energy_rate, self.grid)
         return (self.energy_rate - self.density * change) / self._safe_total
 
     @property
     @filter_jit
-    def decay(self) -> Profile:
+    def decay(self) -> PerPosition:
         r"""The relative decay rate :math:`r = -\partial_s I/I`; zero where I is zero."""
-        seen = self.energy > 0
-        return jnp.where(seen, -self.energy_rate / jnp.where(seen, self.energy, 1), 0)
+        positive = self.energy > 0
+        return jnp.where(positive, -self.energy_rate / jnp.where(positive, self.energy, 1), 0)
 
     @property
     @filter_jit
@@ -132,12 +132,12 @@ class DensityDynamics(eqx.Module):
 
     @property
     @filter_jit
-    def replicator_rate(self) -> Profile:
+    def replicator_rate(self) -> PerPosition:
         r""":math:`m\,(\bar r - r)`, which is `rate` wherever I is not zero."""
         return self.density * (self.mean_decay - self.decay)
 
     @filter_jit
-    def discrepancy_rate(self, target: Profile | Scalar | float) -> Scalar:
+    def discrepancy_rate(self, target: PerPosition | Scalar | float) -> Scalar:
         r"""Compute how the discrepancy from a target moves along the direction.
 
         .. math:: D\Phi_\nu[\eta] = \langle m - \nu, Dm[\eta]\rangle
@@ -216,7 +216,7 @@ def density_dynamics(
         direction = jax.tree.map(jnp.negative, slope)
     direction = as_direction(direction, arrays)
 
-    def energies(arrays: PyTree) -> Profile:
+    def energies(arrays: PyTree) -> PerPosition:
         return adjoint_energies(loss, eqx.combine(arrays, static), batch, grid).mean(axis=0)
 
     energy, energy_rate = jax.jvp(energies, (arrays,), (direction,))
@@ -452,7 +452,7 @@ class _GradientFlow(eqx.Module):
         return jax.tree.map(jnp.negative, gradient)
 
     @filter_jit
-    def observe(self, arrays: PyTree, batch: Batch, grid: Grid) -> tuple[Scalar, Profile]:
+    def observe(self, arrays: PyTree, batch: Batch, grid: Grid) -> tuple[Scalar, PerPosition]:
         """Return the risk and the influence's energy on the batch."""
         params = eqx.combine(arrays, self.static)
         energy = adjoint_energies(self.loss, params, batch, grid).mean(axis=0)

@@ -225,9 +225,9 @@ def crossed_density(
     >>> crossed = lim.training.Penalty(estimate=crossed_density)
     """
     first, second = halves
-    of_first = over_total(first, weights @ second, epsilon)
-    of_second = over_total(second, weights @ first, epsilon)
-    return (of_first + of_second) / 2
+    first_density = over_total(first, weights @ second, epsilon)
+    second_density = over_total(second, weights @ first, epsilon)
+    return (first_density + second_density) / 2
 
 
 def pooled_energies(

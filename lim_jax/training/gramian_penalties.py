@@ -27,10 +27,10 @@ from lim_jax.probes import Probes
 from lim_jax.training.estimators import as_memory
 from lim_jax.training.mixed_derivative import Adjoints, Losses, functional_of_adjoints
 
-Profile = Float[Array, " length"]
+PerPosition = Float[Array, " length"]
 
 
-def trace_penalty(traces: Profile, grid: Grid) -> Scalar:
+def trace_penalty(traces: PerPosition, grid: Grid) -> Scalar:
     r"""Compute how uneven the traces of observability Gramians are over the positions.
 
     .. math:: \Omega_{obs}^{tr} = \sum_i \Delta p_i\,(g_i - \bar g)^2
@@ -64,10 +64,10 @@ def trace_penalty(traces: Profile, grid: Grid) -> Scalar:
     1.0
     """
     require_on_grid(traces, grid, "traces", "length")
-    return _unevenness(error_if_not_finite(traces, "traces"), grid)
+    return _trace_variance(error_if_not_finite(traces, "traces"), grid)
 
 
-def _unevenness(traces: Profile, grid: Grid) -> Scalar:
+def _trace_variance(traces: PerPosition, grid: Grid) -> Scalar:
     return integral((traces - integral(traces, grid)) ** 2, grid)
 
 
@@ -110,7 +110,7 @@ def gramian_penalty(gramians: Float[Array, "length width width"], grid: Grid) ->
     return integral((deviations**2).sum(axis=(1, 2)), grid)
 
 
-def crossfit_penalty(first: Profile, second: Profile, grid: Grid) -> Scalar:
+def crossfit_penalty(first: PerPosition, second: PerPosition, grid: Grid) -> Scalar:
     r"""Compute the trace penalty without bias, from two independent estimates of the traces.
 
     .. math:: \tilde\Omega_{obs}^{tr} = (\hat g^{(a)})^\top Q\,\hat g^{(b)}
@@ -237,7 +237,7 @@ def observability_objective(
         below zero, NaN or infinite.
     """
     loss, batch = embedded_on(grid, loss, params, batch)
-    strength, memory = _options(observations, strength, memory, previous)
+    strength, memory = _checked_options(observations, strength, memory, previous)
     require_floats(probes, "probes", "probes width", width=batch[0].shape[2])
     if positions is not None:
         require_indices(positions, "positions")
@@ -261,7 +261,7 @@ def observability_objective(
     risk = _finite_risk(loss, params, batch)
     traces = error_if_not_finite(traces, "traces")
     if positions is None and weights is None:
-        penalty = _unevenness(traces, grid)
+        penalty = _trace_variance(traces, grid)
     else:
         weights = grid.weights[positions] if weights is None else _as_weights(weights)
         penalty = sampled_trace_penalty(traces, weights)
@@ -278,9 +278,9 @@ def injected_objective(
     *,
     strength: Scalar | float,
     step: Steps,
-    previous: Profile | None = None,
+    previous: PerPosition | None = None,
     memory: Scalar | float = 0.0,
-) -> tuple[Scalar, Profile]:
+) -> tuple[Scalar, PerPosition]:
     r"""Compute Algorithm 3's objective and all traces, by noise injected at every layer.
 
     :math:`\mathcal L_{\mathcal B} + \frac{\lambda_{obs}}2\hat\Omega_{obs}^{tr}`, for
@@ -352,7 +352,7 @@ def injected_objective(
     (3.25, [1.0, 4.0])
     """
     loss, batch = embedded_on(grid, loss, params, batch)
-    strength, memory = _options(observations, strength, memory, previous)
+    strength, memory = _checked_options(observations, strength, memory, previous)
     require_floats(injected, "injected", "examples draws depth observed", examples=len(batch[0]))
     if previous is not None:
         require_on_grid(previous, grid, "previous", "length")
@@ -361,24 +361,24 @@ def injected_objective(
     depth, observed = injected.shape[2:]
     scale = jnp.sqrt(layer_steps(step, injected[0, 0]))
 
-    def projected(params: PyTree, x: Any, noise: Float[Array, "depth observed"]) -> Scalar:
-        seen = observations(params, x)
+    def projection(params: PyTree, x: Any, noise: Float[Array, "depth observed"]) -> Scalar:
+        values = observations(params, x)
         cure = "Draw one entry for each number that is observed."
-        require_floats(seen, "observations", "depth observed")
+        require_floats(values, "observations", "depth observed")
         shape = f"entries of shape {noise.shape}"
-        fits = noise.shape == seen.shape
-        require(fits, "injected", got=shape, expected=f"{seen.shape}, as observed", cure=cure)
-        return jnp.vdot(noise, seen)
+        fits = noise.shape == values.shape
+        require(fits, "injected", got=shape, expected=f"{values.shape}, as observed", cure=cure)
+        return jnp.vdot(noise, values)
 
-    drawn = injected.shape[1]
+    draws = injected.shape[1]
     noise = (scale[None, None, :, None] * injected).reshape(-1, depth, observed)
     options = (strength, *((0.0, 0.0) if previous is None else (previous, memory)))
     options = jax.tree.map(lambda leaf: jnp.asarray(leaf, x.dtype), options)
     penalty, traces = functional_of_adjoints(
         _TraceBalance(grid),
-        projected,
+        projection,
         params,
-        (jnp.repeat(x, drawn, axis=0), noise),
+        (jnp.repeat(x, draws, axis=0), noise),
         grid,
         options,
         has_aux=True,
@@ -386,7 +386,7 @@ def injected_objective(
     return _finite_risk(loss, params, batch) + penalty, traces
 
 
-def _options(
+def _checked_options(
     observations: Any, strength: Scalar | float, memory: Scalar | float, previous: Any
 ) -> tuple[Scalar | float, Scalar | float]:
     """Check the arguments that both objectives share; return the strength and the memory."""
@@ -416,11 +416,13 @@ class _TraceBalance(eqx.Module):
 
     grid: Grid
 
-    def __call__(self, losses: Losses, adjoints: Adjoints, options: Any) -> tuple[Scalar, Profile]:
+    def __call__(
+        self, losses: Losses, adjoints: Adjoints, options: Any
+    ) -> tuple[Scalar, PerPosition]:
         """Return the weighted penalty of the averaged traces, and these traces."""
         del losses
         strength, previous, memory = options
         # The samples are Euclidean, the adjoints densities.
         traces = self.grid.weights**2 * (adjoints**2).sum(axis=2).mean(axis=0)
         traces = memory * previous + (1 - memory) * traces
-        return strength / 2 * _unevenness(traces, self.grid), traces
+        return strength / 2 * _trace_variance(traces, self.grid), traces

@@ -103,10 +103,10 @@ def resumable(
     done = 0
     if file is not None and file.exists():
         _, record = eqx.filter_eval_shape(step, state, 0)
-        done, state, kept = _load(file, about, state, record, steps)
+        done, state, saved = _load(file, about, state, record, steps)
         # On the host: nothing compiles.
         to_come = jax.tree.map(lambda leaf: np.asarray(leaf)[done:], _zeros(record, steps))
-        records = jax.device_put(jax.tree.map(lambda *two: np.concatenate(two), kept, to_come))
+        records = jax.device_put(jax.tree.map(lambda *two: np.concatenate(two), saved, to_come))
     for index in progress(range(done, steps)):
         state, record = step(state, index)
         if records is None:
@@ -122,7 +122,7 @@ def resumable(
 
 @jax.jit
 def _with(records: PyTree, record: PyTree, index: Int[Array, ""] | int) -> PyTree:
-    return jax.tree.map(lambda kept, new: kept.at[index].set(new), records, record)
+    return jax.tree.map(lambda rows, new: rows.at[index].set(new), records, record)
 
 
 def _zeros(record: PyTree, steps: int) -> PyTree:
@@ -147,7 +147,7 @@ def _load(
     expected, tree = jax.tree.flatten(like)
     if list(map(_shape, leaves)) != list(map(_shape, expected)):
         raise RUN.refused(checkpoint, "of other arrays than this run's")
-    leaves = map(_of_kind, leaves, expected)
+    leaves = map(_convert_like, leaves, expected)
     return done, *eqx.combine(jax.tree.unflatten(tree, leaves), others)
 
 
@@ -155,8 +155,8 @@ def _shape(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
     return np.shape(leaf), jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype)
 
 
-def _of_kind(kept: np.ndarray, leaf: Any) -> Any:
+def _convert_like(stored: np.ndarray, leaf: Any) -> Any:
     """Return a stored array as the run's own leaf is: of JAX, of NumPy or a plain number."""
     if isinstance(leaf, ARRAYS):
-        return jax.device_put(kept) if isinstance(leaf, jax.Array) else kept
-    return type(leaf)(kept)
+        return jax.device_put(stored) if isinstance(leaf, jax.Array) else stored
+    return type(leaf)(stored)

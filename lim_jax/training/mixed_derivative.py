@@ -108,7 +108,7 @@ def functional_of_adjoints(
     # Ids are embedded out here, so that the rule sees states that move with the parameters.
     loss, batch = embedded_on(grid, loss, params, batch)
 
-    with_aux = functional if has_aux else lambda *given: (functional(*given), None)
+    with_aux = functional if has_aux else lambda *arguments: (functional(*arguments), None)
     try:
         value, aux = _value_and_aux(
             params, batch, options, functional=with_aux, loss=loss, grid=grid
@@ -133,8 +133,8 @@ def _value_and_aux_jvp(primals, tangents, *, functional, loss, grid):
     """Differentiate the functional in parameters, batch and options, by one mixed gradient."""
     params, batch, options = primals
     losses, adjoints = losses_and_adjoints(loss, params, batch, grid)
-    of_batch = jax.value_and_grad(functional, argnums=(0, 1), has_aux=True)
-    result = of_batch(losses, adjoints, options)
+    value_and_slopes = jax.value_and_grad(functional, argnums=(0, 1), has_aux=True)
+    result = value_and_slopes(losses, adjoints, options)
     (value, aux), (a, c) = check_finite(result, batch, losses, _energies(adjoints))
     direction = _direction(c, batch, grid)
     has_tangent = jax.tree.map(lambda t: t is not None, tangents[:2], is_leaf=lambda t: t is None)
@@ -227,9 +227,9 @@ def separate_gradients(
     [2.0, 4.0, 4.0, 16.0]
     """
     require_callable(functional, "functional", "functional(losses, adjoints, options)")
-    of_states, states = embedded_on(grid, loss, params, batch)
-    losses, adjoints = losses_and_adjoints(of_states, params, states, grid)
-    with_aux = functional if has_aux else lambda *given: (functional(*given), None)
+    loss_of_states, states = embedded_on(grid, loss, params, batch)
+    losses, adjoints = losses_and_adjoints(loss_of_states, params, states, grid)
+    with_aux = functional if has_aux else lambda *arguments: (functional(*arguments), None)
     slopes = jax.value_and_grad(with_aux, argnums=(0, 1), has_aux=True)
     result = losses, slopes(losses, adjoints, options)
     losses, ((penalty, aux), (a, c)) = check_finite(result, states, losses, _energies(adjoints))
@@ -237,13 +237,13 @@ def separate_gradients(
 
     def losses_at(moving: PyTree, shift: Adjoints) -> Losses:
         params = eqx.combine(moving, still)
-        of_states, (x, y) = embedded(loss, params, batch)
-        return jax.vmap(of_states, in_axes=(None, 0, 0))(params, x + shift, y)
+        loss_of_states, (x, y) = embedded(loss, params, batch)
+        return jax.vmap(loss_of_states, in_axes=(None, 0, 0))(params, x + shift, y)
 
-    total, of_penalty = _mixed_gradient(losses_at, moving, _direction(c, states, grid), a)
-    of_risk = jax.tree.map(lambda leaf: leaf / len(losses), total)
+    total, penalty_gradient = _mixed_gradient(losses_at, moving, _direction(c, states, grid), a)
+    risk_gradient = jax.tree.map(lambda leaf: leaf / len(losses), total)
     values = RiskAndPenalty(losses.mean(), penalty)
-    gradients = RiskAndPenalty(of_risk, of_penalty)
+    gradients = RiskAndPenalty(risk_gradient, penalty_gradient)
     return (values, gradients, aux) if has_aux else (values, gradients)
 
 

@@ -29,20 +29,20 @@ from lim_jax.grid.partition import Regions, regional_averages, require_regions
 from lim_jax.training.dynamics import risk
 from lim_jax.training.loop import Progress, resumable
 
-Profile = Float[Array, " length"]
-WeightedLoss = Callable[[Profile], Loss]
+PerPosition = Float[Array, " length"]
+WeightedLoss = Callable[[PerPosition], Loss]
 
 
 def reweight_positions(
-    weights: Profile,
-    density: Profile,
-    target: Profile | float,
+    weights: PerPosition,
+    density: PerPosition,
+    target: PerPosition | float,
     grid: Grid,
     *,
     rate: Scalar | float,
     smallest: float,
     largest: float,
-) -> Profile:
+) -> PerPosition:
     r"""Update Algorithm 2's loss weights once, by a damped multiplicative step.
 
     :math:`\tilde w_i = \mathrm{clip}(w_i\,e^{\eta_w(\nu_i - m_i)})`, then division by
@@ -105,8 +105,13 @@ def reweight_positions(
 
 
 def first_order_step(
-    weights: Profile, density: Profile, target: Profile | float, grid: Grid, *, rate: Scalar | float
-) -> Profile:
+    weights: PerPosition,
+    density: PerPosition,
+    target: PerPosition | float,
+    grid: Grid,
+    *,
+    rate: Scalar | float,
+) -> PerPosition:
     r"""Compute Algorithm 2's change of weights of unit mean, to first order in its rate.
 
     .. math:: \eta_w\,w_i\Bigl(d_i - \sum_j \Delta p_j w_j d_j\Bigr), \qquad d = \nu - m
@@ -186,17 +191,17 @@ class Reweighting(NamedTuple):
 
 
 def reweighting_run(
-    stage: Callable[[Any, Profile, int], tuple[Any, PyTree]],
-    measure: Callable[[Any, int], Profile],
+    stage: Callable[[Any, PerPosition, int], tuple[Any, PyTree]],
+    measure: Callable[[Any, int], PerPosition],
     state: Any,
     grid: Grid,
     updates: int,
     *,
-    target: Profile | float = 1.0,
+    target: PerPosition | float = 1.0,
     rate: Scalar | float,
     smallest: float,
     largest: float,
-    weights: Profile | None = None,
+    weights: PerPosition | None = None,
     run: PyTree = None,
     checkpoint: AnyPath | None = None,
     every: int = 1,
@@ -283,7 +288,7 @@ def reweighting_run(
     require_on_grid(start, grid, "weights", "length")
     update = {"target": target, "rate": rate, "smallest": smallest, "largest": largest}
 
-    def step(carried: tuple[Any, Profile], index: int) -> tuple[tuple[Any, Profile], Any]:
+    def step(carried: tuple[Any, PerPosition], index: int) -> tuple[tuple[Any, PerPosition], Any]:
         state, weights = carried
         density = measure(state, index)
         weights = reweight_positions(weights, density, grid=grid, **update)
@@ -302,7 +307,7 @@ def reweighting_run(
     return Reweighting(state, trained_under, densities, records)
 
 
-def _trained(
+def _train(
     loss: Loss, params: PyTree, batch: Batch, optimiser: optax.GradientTransformation, steps: int
 ) -> PyTree:
     """Return the parameters after some steps of the optimiser on the risk."""
@@ -321,13 +326,13 @@ def _trained(
 def response_map(
     weighted_loss: WeightedLoss,
     params: PyTree,
-    weights: Profile,
+    weights: PerPosition,
     batch: Batch,
     grid: Grid,
     *,
     optimiser: optax.GradientTransformation,
     steps: int,
-) -> Profile:
+) -> PerPosition:
     r"""Compute the influence density after a stage of training, as a function of the loss weights.
 
     .. math:: \mathcal M(w) = m_{\vartheta^+(w)}
@@ -389,7 +394,7 @@ def response_map(
     require_on_grid(weights, grid, "weights", "length")
     require_kind(optimiser, optax.GradientTransformation, "optimiser", "Try optax.sgd(0.1).")
     steps = as_int(steps, "steps")
-    after = _trained(weighted_loss(weights), params, batch, optimiser, steps)
+    after = _train(weighted_loss(weights), params, batch, optimiser, steps)
     return influence(weighted_loss(jnp.ones_like(weights)), after, batch, grid).density
 
 
@@ -418,7 +423,10 @@ class Response(NamedTuple):
 
 @translate_errors()
 def response(
-    stage: Callable[[Profile], Profile], weights: Profile, change: Profile, regions: Regions
+    stage: Callable[[PerPosition], PerPosition],
+    weights: PerPosition,
+    change: PerPosition,
+    regions: Regions,
 ) -> Response:
     r"""Differentiate LIM through a training stage, along a change of its loss weights.
 
@@ -470,7 +478,7 @@ def response(
         cure="Cast one of them to the other's precision.",
     )
 
-    def index(weights: Profile) -> Scalar:
+    def index(weights: PerPosition) -> Scalar:
         return indices(regional_averages(stage(weights), regions)).lim
 
     lim, slope = jax.jvp(index, (weights,), (change,))
@@ -478,7 +486,7 @@ def response(
     return Response(lim, slope, -slope / jnp.where(size > 0, size, 1))
 
 
-def importance_weights(deployed: Profile, trained: Profile, grid: Grid) -> Profile:
+def importance_weights(deployed: PerPosition, trained: PerPosition, grid: Grid) -> PerPosition:
     r"""Compute the weights :math:`w = \tau/\pi` that make a training risk the deployment risk.
 
     `eq:positional-importance-weight`: the risk under these weights on positions of density

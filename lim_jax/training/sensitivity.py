@@ -180,7 +180,7 @@ def penalty_premises(
     >>> [premise.holds for premise in premises]
     [False, False, False, False]
     """
-    squares = _squares(loss, params, batch, grid, direction)
+    squares = _squared_sizes(loss, params, batch, grid, direction)
     data, adjoints, slopes, weights = (np.asarray(each, float) for each in (*squares, grid.weights))
     total = sample_mean(jnp.asarray(adjoints @ weights))
     fourths = {
@@ -255,12 +255,12 @@ def adjoint_growth(
     >>> adjoint_growth(loss, jnp.array(3.0), batch, lim.token_grid(2), jnp.array(1.0)).tolist()
     [5.0]
     """
-    data, adjoints, slopes = _squares(loss, params, batch, grid, direction)
+    data, adjoints, slopes = _squared_sizes(loss, params, batch, grid, direction)
     return (adjoints + slopes) @ grid.weights / (1 + data.sum(axis=1))
 
 
 @filter_jit
-def _squares(
+def _squared_sizes(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree
 ) -> tuple[Float[Array, "examples 2"], Places, Places]:
     """Compute the squared norms of inputs and labels, and of adjoints and slopes by position."""
@@ -361,28 +361,28 @@ def sensitivity_norm(
     (5.0, [6.0, 8.0])
     """
     cure = "Leave it out for 4, that of eq:adjoint-l4-sensitivity-assumption."
-    known = is_real(exponent) and exponent in (2, 4)
-    require(known, "exponent", got=described(exponent), expected="2 or 4", cure=cure)
+    accepted = is_real(exponent) and exponent in (2, 4)
+    require(accepted, "exponent", got=described(exponent), expected="2 or 4", cure=cure)
     require_key(key)
     steps = as_int(steps, "steps")
     arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
-    found, push, losses = jax.linearize(adjoints, arrays, has_aux=True)
+    initial_adjoints, push, losses = jax.linearize(adjoints, arrays, has_aux=True)
     _, pull, _ = jax.vjp(adjoints, arrays, has_aux=True)
     leaves, tree = jax.tree.flatten(arrays)
     keys = jax.random.split(key, len(leaves))
     start = [gaussian(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
 
-    def step(carried: tuple[PyTree, PyTree], _: None) -> tuple[tuple[PyTree, PyTree], Scalar]:
-        direction, _ = carried
+    def step(pair: tuple[PyTree, PyTree], _: None) -> tuple[tuple[PyTree, PyTree], Scalar]:
+        direction, _ = pair
         image = push(direction)
         squares = (image**2).sum(axis=2, keepdims=True)
         value = sample_mean(squares[..., 0] ** (exponent / 2) @ grid.weights).value
-        (raised,) = pull(grid.weights[None, :, None] * squares ** (exponent / 2 - 1) * image)
-        return (_unit(raised), direction), value ** (1 / exponent)
+        (gradient,) = pull(grid.weights[None, :, None] * squares ** (exponent / 2 - 1) * image)
+        return (_unit_direction(gradient), direction), value ** (1 / exponent)
 
-    first = _unit(jax.tree.unflatten(tree, start))
+    first = _unit_direction(jax.tree.unflatten(tree, start))
     (_, direction), values = jax.lax.scan(step, (first, first), length=steps)
-    return check_finite(SensitivityNorm(values, direction), batch, losses, found)
+    return check_finite(SensitivityNorm(values, direction), batch, losses, initial_adjoints)
 
 
 def _adjoints_of_arrays(loss: Loss, params: PyTree, batch: Batch, grid: Grid):
@@ -402,7 +402,7 @@ def _adjoints_and_slopes(
 ) -> tuple[Vectors, Vectors, Losses]:
     """Return the adjoints, their derivative along a unit direction, and the losses."""
     arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
-    direction = _unit(as_direction(direction, arrays))
+    direction = _unit_direction(as_direction(direction, arrays))
     return jax.jvp(adjoints, (arrays,), (direction,), has_aux=True)
 
 
@@ -419,6 +419,6 @@ def as_direction(direction: Any, arrays: PyTree) -> PyTree:
     return error_if_not_finite(direction, "direction")
 
 
-def _unit(direction: PyTree) -> PyTree:
+def _unit_direction(direction: PyTree) -> PyTree:
     size = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(direction)))
     return jax.tree.map(lambda leaf: leaf / jnp.where(size == 0, 1, size), direction)

@@ -193,3 +193,32 @@ def test_other_steps_and_other_layers_are_refused():
     network = lim.ResidualFlow(random_flow(depth=1).layers.feed_forward)
     with pytest.raises(ValueError, match="flow.layers: got FeedForward"):
         attention_sites(network, states, states, grid)
+
+
+@pytest.mark.parametrize(
+    "mixing",
+    [
+        lambda x, context, grid: x + x.mean(axis=0, keepdims=True),
+        lambda x, context, grid: jnp.cumsum(x, axis=0) * context,
+    ],
+)
+def test_a_first_slot_that_mixes_tokens_has_no_local_blocks(mixing):
+    with pytest.raises(Exception, match="field: expected a first slot that is read token by token"):
+        jax.block_until_ready(
+            tangent.local_blocks(mixing, random_states(), GRIDS["tokens"](LENGTH))
+        )
+
+
+@pytest.mark.parametrize("j", [-1, 2, 5])
+def test_columns_are_of_positions_that_there_are(j):
+    factors = tangent.kernel_factors(
+        field().attention, random_states(0, 2, WIDTH), lim.token_grid(2)
+    )
+    at = jnp.array(j)
+    for call in (
+        lambda: factors.column(at),
+        lambda: factors.push_column(at, jnp.ones(factors.states.shape[1])),
+        lambda: factors.pull_column(at, factors.states),
+    ):
+        with pytest.raises(ValueError, match=f"j: got {j}, expected a position from 0 to 1"):
+            call()

@@ -2,18 +2,18 @@
 
 import numpy as np
 
-from lim_jax.attribution.answer import AnswerPart, finding_of
+from lim_jax.attribution.answer import AnswerPart, answer_finding
 from lim_jax.attribution.answer_comparison import compare_answers, shown_answer
 from lim_jax.attribution.mean_scores import MeanScore, ScoresOfContexts, scores_finding
 from lim_jax.attribution.parts import context_names
 from lim_jax.attribution.segments import Segment, document_numbers, document_segments
-from lim_jax.attribution.time_budget import described_contexts, duration
+from lim_jax.attribution.time_budget import describe_contexts, duration
 from lim_jax.attribution.token_text import (
-    held_by_text,
+    group_tokens,
     in_text,
-    joined_tokens,
     most_in_words,
     readable,
+    sum_by_text,
 )
 from lim_jax.attribution.without_parts import without_parts
 from lim_jax.prompts import context_of
@@ -28,23 +28,23 @@ def test_a_context_without_a_part_closes_up_and_knows_the_parts_that_are_left():
     left = without_parts(context, parts, np.array([True, False, True]))
     assert bytes(left.window.tolist()) == b"a=1 c=3 a=1" and "".join(left.tokens) == "a=1 c=3 a="
     assert left.weights.nonzero()[0].tolist() == [9]
-    assert {span.name: span.places.tolist() for span in left.spans} == {
+    assert {span.name: span.positions.tolist() for span in left.spans} == {
         "first": [0, 1, 2, 3],
         "third": [4, 5, 6, 7],
     }
 
 
-def test_finding_of():
+def test_answer_finding():
     parts = [
         AnswerPart("a", "document", 0.3, 0.75, 40, 0.4, ""),
         AnswerPart("b", "document", 0.1, 0.25, 60, 0.6, ""),
     ]
-    assert finding_of(parts, "Wren") == (
+    assert answer_finding(parts, "Wren") == (
         "The answer “Wren” comes from “a” most of all: it holds 75 % of what the 2 documents hold, "
         "with 40 of their 100 tokens. They hold 40 % of the whole influence."
     )
     parts[1] = parts[1]._replace(score=-0.2)
-    assert finding_of(parts, "Wren", signed=True) == (
+    assert answer_finding(parts, "Wren", signed=True) == (
         "The answer “Wren” comes from “a” most of all: +0.30, with 40 of 100 tokens of documents. "
         "Against it speaks “b” most: -0.20."
     )
@@ -52,7 +52,7 @@ def test_finding_of():
 
 def test_compare_answers():
     parts = [{"name": name, "kind": "document", "score": 0.5} for name in "ab"]
-    about = {"method": "mask-path", "foil": "", "cut": False, "given": None}
+    about = {"question": "", "method": "mask-path", "foil": "", "cut": False, "given": None}
     first = {**about, "answer": "Wren", "parts": parts}
     second = {**about, "answer": "Owl", "parts": [{**parts[0], "score": -1.0}]}
     said = """first: “Wren”
@@ -98,8 +98,8 @@ def test_document_numbers():
     ) == [-2, 0, 0, -1, -1, -1, -1, -1, -1]
 
 
-def test_described_contexts():
-    assert (described_contexts([12]), described_contexts([30, 28])) == (
+def test_describe_contexts():
+    assert (describe_contexts([12]), describe_contexts([30, 28])) == (
         "1 context of 12 tokens",
         "2 contexts of 28 to 30 tokens",
     )
@@ -114,8 +114,8 @@ def test_duration():
     )
 
 
-def test_joined_tokens():
-    assert (joined_tokens(["n", "", "é", "!", ""])) == [
+def test_group_tokens():
+    assert (group_tokens(["n", "", "é", "!", ""])) == [
         ("n", [0]),
         ("é", [1, 2]),
         ("!", [3]),
@@ -123,8 +123,8 @@ def test_joined_tokens():
     ]
 
 
-def test_held_by_text():
-    assert (held_by_text(["a", "", "é", "a"], [1.0, 2.0, 3.0, 4.0], [0, 1, 2, 3])) == {
+def test_sum_by_text():
+    assert (sum_by_text(["a", "", "é", "a"], [1.0, 2.0, 3.0, 4.0], [0, 1, 2, 3])) == {
         "a": 5.0,
         "é": 5.0,
     }

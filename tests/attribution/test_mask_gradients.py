@@ -29,7 +29,7 @@ from lim_jax.weights import FetchedLayers, LayerSource
 
 TEXT = "Wren é. Mr. X sang.\n\nOff 1.5 m. | Who?"
 SPANS = ((0, 31, "birds"), (31, 34, "user 1"), (34, 38, "question"))
-CONTEXT = context_of(RenderedPrompt(TEXT, SPANS), " It is é. So.", asked="margin")
+CONTEXT = context_of(RenderedPrompt(TEXT, SPANS), " It is é. So.", loss="margin")
 DOCUMENTS = document_segments(CONTEXT)
 LOSS = CausalLM.margin_loss
 
@@ -49,10 +49,10 @@ def test_documents_are_cut_and_every_token_of_them_is_in_one_part():
     assert texts(document_segments(CONTEXT, "documents")) == [TEXT[:31]]
     tokens = document_segments(CONTEXT, "tokens")
     assert texts(tokens) == list(TEXT[:31])
-    assert tokens[5].places.tolist() == [5, 6], "a character of two bytes is one"
+    assert tokens[5].positions.tolist() == [5, 6], "a character of two bytes is one"
     for parts in ("documents", "paragraphs", "sentences", "tokens"):
         segments = document_segments(CONTEXT, parts)
-        assert np.concatenate([one.places for one in segments]).tolist() == list(range(32))
+        assert np.concatenate([one.positions for one in segments]).tolist() == list(range(32))
         assert {one.within for one in segments} == {"birds"}
 
 
@@ -60,7 +60,7 @@ def test_a_document_in_two_stretches_is_cut_in_each():
     laid = RenderedPrompt("One two. Three. | Four. Who?", ((0, 8, "a"), (18, 23, "a")))
     segments = document_segments(context_of(laid, " I"))
     assert texts(segments) == ["One two.", "Four."]
-    assert segments[1].places.tolist() == [*range(18, 23)]
+    assert segments[1].positions.tolist() == [*range(18, 23)]
 
 
 def test_an_answer_is_cut_where_the_loss_asks():
@@ -68,7 +68,7 @@ def test_an_answer_is_cut_where_the_loss_asks():
     assert texts(answer_segments(CONTEXT, None, "token")) == list(" It is é. So.")
     (whole,) = answer_segments(CONTEXT, None, "answer")
     assert whole.text == " It is é. So."
-    assert whole.places.tolist() == np.flatnonzero(CONTEXT.weights).tolist()
+    assert whole.positions.tolist() == np.flatnonzero(CONTEXT.weights).tolist()
 
 
 PARTS = [*answer_segments(CONTEXT, None, "token"), *answer_segments(CONTEXT, None, "answer")]
@@ -83,7 +83,7 @@ def derivatives(model):
     """
     (asked,) = CONTEXT.weights.nonzero()
     inside = (0 < np.arange(CONTEXT.length)) & (np.arange(CONTEXT.length) < 32)
-    weights = np.stack([np.isin(asked, one.places) * CONTEXT.weights[asked] for one in PARTS])
+    weights = np.stack([np.isin(asked, one.positions) * CONTEXT.weights[asked] for one in PARTS])
     ids, targets, places = jax.device_put((CONTEXT.window[:-1], CONTEXT.window[1:][asked], asked))
 
     def of_row(row, log_weights):
@@ -111,7 +111,7 @@ def test_scores_are_derivatives_and_those_of_tokens_sum_to_the_answers(
     *tokens, whole = scores.by_token
     np.testing.assert_allclose(np.sum(tokens, axis=0), whole, rtol=1e-9, atol=1e-14)
     for column, part in zip(scores.by_part.T, DOCUMENTS, strict=True):
-        np.testing.assert_allclose(column, derivatives[:, part.places].sum(axis=1), rtol=1e-9)
+        np.testing.assert_allclose(column, derivatives[:, part.positions].sum(axis=1), rtol=1e-9)
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch, tmp
     assert scores.total_effect is not None and scores.by_token is not None
     sums = scores.by_token.sum(axis=1)
     for row, added, given in zip(rows, sums, scores.total_effect, strict=True):
-        weights = jnp.asarray(np.isin(asked, row.places) * CONTEXT.weights[asked])
+        weights = jnp.asarray(np.isin(asked, row.positions) * CONTEXT.weights[asked])
         expected = loss(sharp, weights, np.log(1e-3)) - loss(sharp, weights, 0.0)
         np.testing.assert_allclose(given, expected, rtol=1e-8)
         assert abs(added - given) <= abs(given) / 20
@@ -155,7 +155,7 @@ def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch, tmp
     once = mask_path.scores(sharp, CONTEXT, rows, DOCUMENTS, LOSS, Run())
     assert once.total_effect is not None and once.by_token is not None
     off = np.abs(once.by_token.sum(axis=1) - once.total_effect)
-    far = mask_path.unresolved(once.by_token.sum(axis=1), once.total_effect)
+    far = mask_path.is_unresolved(once.by_token.sum(axis=1), once.total_effect)
     assert far.any() and f"For {far.sum()} of 4 parts of the answer" in once.note
     assert f"by {off[far].max():.2f} at most" in once.note
 
@@ -172,7 +172,7 @@ def test_what_is_not_shown_is_not_missed():
     """A twentieth of what was given, or half of the second decimal that is printed."""
     sums = np.array([-0.897, -0.84, 0.004, 0.008])
     given = np.array([-0.809, -0.809, 0.0, 0.002])
-    assert mask_path.unresolved(sums, given).tolist() == [True, False, False, True]
+    assert mask_path.is_unresolved(sums, given).tolist() == [True, False, False, True]
 
 
 def test_scores_are_kept_in_a_table_and_as_labelled_arrays(tmp_path):
@@ -225,7 +225,7 @@ def test_parts_that_are_not_there_are_refused():
         answer_segments(CONTEXT, None, "word")
     with pytest.raises(Refusal, match="document_parts: got 'pages'"):
         document_segments(CONTEXT, "pages")
-    foil = context_of(RenderedPrompt(TEXT, SPANS), " It", asked="contrast", foil=" No")
+    foil = context_of(RenderedPrompt(TEXT, SPANS), " It", loss="contrast", foil=" No")
     with pytest.raises(Refusal, match="parts: got an answer with a foil"):
         answer_segments(foil)
 
@@ -235,14 +235,14 @@ def test_all_parts_of_a_context_are_those_of_documents_then_others_and_the_rest(
     others = [("user 1", " | "), ("question", "Who?"), ("", " It is é. So"[:0])]
     assert found[0] == ("birds", TEXT[:31]) and found[1:3] == others[:2]
     rest = context_segments(CONTEXT)[-1]
-    assert rest.label == ("", "rest") and rest.places.tolist() == [*range(39, CONTEXT.length)]
+    assert rest.label == ("", "rest") and rest.positions.tolist() == [*range(39, CONTEXT.length)]
 
 
 @pytest.mark.parametrize("method", [mask_gradient, mask_path, leave_one_out])
 def test_answers_of_other_lengths_have_one_program(model, method):
     """Answers of 5 and of 9 tokens are padded to 16, as their contexts are to one length."""
     of_five, of_nine = (
-        context_of(RenderedPrompt(TEXT, SPANS), answer, asked="margin")
+        context_of(RenderedPrompt(TEXT, SPANS), answer, loss="margin")
         for answer in (" She.", " It sang.")
     )
 

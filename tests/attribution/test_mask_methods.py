@@ -12,7 +12,7 @@ from reference import numpy_network
 from reference.networks import byte_network, layer_of
 
 import lim_jax as lim
-from lim_jax.attribution.explanation_run import ReadContexts
+from lim_jax.attribution.explanation_run import ContextBatch
 from lim_jax.attribution.heads import heads_table, strongest_heads
 from lim_jax.attribution.mean_scores import score_contexts
 from lim_jax.attribution.method import Run
@@ -25,7 +25,7 @@ from lim_jax.prompts.documents import RenderedPrompt
 TEXT = "Up.\n\nDn 2.\n\nQuestion: Who?\nAnswer:"
 PLACES = {"document 1": (0, 3), "document 2": (5, 10), "question": (22, 26)}
 SPANS = tuple((*place, name) for name, place in PLACES.items())
-CONTEXT = context_of(RenderedPrompt(TEXT, SPANS), " It", asked="margin")
+CONTEXT = context_of(RenderedPrompt(TEXT, SPANS), " It", loss="margin")
 LENGTH = CONTEXT.length
 HEADS = 2
 DEPTH = 2
@@ -166,14 +166,14 @@ def test_documents_give_the_loss_without_them_less_that_of_the_whole(network, me
     expected = loss_where_documents_weigh(network, 1e-3) - loss_where_documents_weigh(network, 1)
     assert abs(expected) > 1e-3
     for parts in ("answer", "token"):
-        given = asked(network, method, parts=parts).given
+        given = asked(network, method, parts=parts).total_effect
         np.testing.assert_allclose(given, expected, rtol=1e-9)
 
 
 def heads_of(network):
     """The heads that gave most to each part of the one context."""
     asked = NetworkAndLoss(network, [CONTEXT.weights], CausalLM.margin_loss)
-    return strongest_heads(asked, ReadContexts([CONTEXT.window], [CONTEXT]))
+    return strongest_heads(asked, ContextBatch([CONTEXT.window], [CONTEXT]))
 
 
 @pytest.fixture(scope="module")

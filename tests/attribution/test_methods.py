@@ -33,7 +33,7 @@ PROMPTS = [
     ),
     (RenderedPrompt("a=1 b=2 b=", ((0, 3, "first"), (4, 7, "second"))), "2"),
 ]
-CONTEXTS = [context_of(laid, answer, asked="margin") for laid, answer in PROMPTS]
+CONTEXTS = [context_of(laid, answer, loss="margin") for laid, answer in PROMPTS]
 NAMES = [("first", "part"), ("second", "part"), ("third", "part"), ("", "rest")]
 
 
@@ -73,10 +73,10 @@ def by_formula(model, context, method):
         return -np.sum(np.asarray(x) * gradient(x, y), axis=1)
     if method == "rollout":
         matrix = np.asarray(eqx.filter_jit(rollout)(model, x))
-        return np.asarray(y.weights) @ matrix[np.asarray(y.places)]
+        return np.asarray(y.weights) @ matrix[np.asarray(y.positions)]
     inside = np.zeros(len(x), bool)
     for span in context.spans:
-        inside[span.places] = True
+        inside[span.positions] = True
     words = np.asarray(model.embedding)
     step = np.where(inside[:, None], words[context.window[:-1]] - words.mean(axis=0), 0)
     slopes = [
@@ -106,7 +106,7 @@ def test_scores_of_tokens_are_those_of_the_formula_and_parts_their_sums(model, m
         assert [*by_name] == [name for name in NAMES if name in by_name]
         for span in context.spans:
             part = by_name[span.name, "part"]
-            np.testing.assert_allclose(part, expected[span.places].sum(), rtol=1e-9, atol=1e-13)
+            np.testing.assert_allclose(part, expected[span.positions].sum(), rtol=1e-9, atol=1e-13)
         np.testing.assert_allclose(sum(by_name.values()), expected.sum(), atol=1e-12)
 
 
@@ -141,7 +141,7 @@ def test_a_part_left_out_is_the_text_without_it_and_what_asks_stays(model):
     # The rest has the place that asks, which stays.
     rest = losses_of_text(model, "a=1b=22c=3=", "17").sum() - whole
     np.testing.assert_allclose(found["", "rest"], rest, rtol=1e-9, atol=1e-12)
-    everywhere = context_of(PROMPTS[0][0], asked="next-token")
+    everywhere = context_of(PROMPTS[0][0], loss="next-token")
     with pytest.raises(ValueError, match="loss: got one that asks at every position"):
         scored(model, everywhere, "leave-one-out", CausalLM.loss)
 
@@ -164,7 +164,7 @@ def test_what_each_token_of_the_answer_loses_without_a_part(model):
 @pytest.mark.slow
 def test_a_contrast_is_left_out_of_the_prompt(model):
     laid = PROMPTS[0][0]
-    context = context_of(laid, "17", asked="contrast", foil="2")
+    context = context_of(laid, "17", loss="contrast", foil="2")
     found = scored(model, context, "leave-one-out", contrast_loss).by_name()
 
     @eqx.filter_jit
@@ -172,7 +172,7 @@ def test_a_contrast_is_left_out_of_the_prompt(model):
         return contrast_loss(model, model.embed(ids), y)
 
     def odds(text):
-        one = context_of(RenderedPrompt(text), "17", asked="contrast", foil="2")
+        one = context_of(RenderedPrompt(text), "17", loss="contrast", foil="2")
         assert one.contrast is not None
         return loss(model, *jax.device_put((one.window[:-1], one.contrast)))
 
@@ -247,8 +247,8 @@ def test_what_scores_fail_to_add_up_to_is_told(model, tmp_path, monkeypatch):
     known, unknown = (
         mean_scores.score_contexts(model, CONTEXTS, "margin", "mask-path", Run()) for _ in range(2)
     )
-    assert known.given is not None and known.given.tolist() == [3.0, 1.5]
-    assert unknown.given is None
+    assert known.total_effects is not None and known.total_effects.tolist() == [3.0, 1.5]
+    assert unknown.total_effects is None
     assert mean_scores.scores_finding(known) == mean_scores.scores_finding(unknown) + (
         " All documents together give +2.250 on average; their scores add up to +2.000, and differ "
         "from it by at most 0.500 in a context."
@@ -256,7 +256,7 @@ def test_what_scores_fail_to_add_up_to_is_told(model, tmp_path, monkeypatch):
     for one in (known, unknown):
         write_scores(one, "margin", tmp_path)
         read = json.loads((tmp_path / "profile.json").read_text())
-        assert read.get("given") == (None if one.given is None else [3.0, 1.5])
+        assert read.get("given") == (None if one.total_effects is None else [3.0, 1.5])
 
 
 def test_methods_say_what_they_score():
@@ -287,7 +287,7 @@ def test_of_an_answer_that_nothing_moves_no_token_has_influence(model):
 
 
 def test_influence_is_that_of_the_contrast_where_one_is_asked(model):
-    context = context_of(PROMPTS[0][0], "17", asked="contrast", foil="2")
+    context = context_of(PROMPTS[0][0], "17", loss="contrast", foil="2")
     found = np.asarray(scored(model, context, "influence", contrast_loss).tokens)
 
     @eqx.filter_jit

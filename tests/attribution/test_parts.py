@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lim_jax.attribution.answer_comparison import compare_answers, read_answers
-from lim_jax.attribution.orders import averaged_orders, shuffled_shares
+from lim_jax.attribution.orders import average_orders, shuffled_shares
 from lim_jax.attribution.parts import (
     context_names,
     is_document,
@@ -14,7 +14,7 @@ from lim_jax.attribution.parts import (
     shares_by_context,
 )
 from lim_jax.attribution.segments import document_numbers, document_segments
-from lim_jax.attribution.token_text import held_by_text, in_text, joined_tokens, most_in_words
+from lim_jax.attribution.token_text import group_tokens, in_text, most_in_words, sum_by_text
 from lim_jax.prompts.contexts import Context, Span, context_of
 from lim_jax.prompts.document_orders import ShuffledContexts
 from lim_jax.prompts.documents import RenderedPrompt
@@ -33,7 +33,7 @@ ONE = context("efg", three=[0, 1])
 
 def test_a_share_is_of_all_that_the_context_holds():
     shares = shares_by_context([TWO, ONE], [np.array([1.0, 2, 3, 4]), np.array([2.0, 2, 4])])
-    held = {part.name: part.held.tolist() for part in shares}
+    held = {part.name: part.values.tolist() for part in shares}
     nan = [np.nan] * 3
     np.testing.assert_array_equal(held["one"], [[0.1, 1, 1 / 4], nan])
     np.testing.assert_array_equal(held["two"], [[0.5, 2, 2 / 4], nan])
@@ -118,11 +118,11 @@ ENERGIES = [np.array([6.0, 1, 1, 2]), np.array([2.0, 2, 4, 2]), np.array([1.0, 3
 def test_orders_of_a_line_are_averaged_and_their_parts_stand_as_in_the_line():
     """Of each order the energies sum to ten; the first shuffle begins with another document."""
     shuffled = line("ABC", ORDERS)
-    alone, averaged, shares = averaged_orders([shuffled], ENERGIES)
+    alone, averaged, shares = average_orders([shuffled], ENERGIES)
     assert alone == [shuffled.contexts[0]]
     np.testing.assert_allclose(averaged[0], np.mean(ENERGIES, axis=0))
     assert [part.name for part in shares] == ["A", "B", "C", ""]
-    held = [part.held[0, 0] for part in shares]
+    held = [part.values[0, 0] for part in shares]
     # By order A holds 0.1, 0.2, 0.4; B 0.6, 0.4, 0.3; C 0.1, 0.2, 0.1.
     np.testing.assert_allclose(held, [0.7 / 3, 1.3 / 3, 0.4 / 3, 0.2])
 
@@ -155,7 +155,7 @@ def segments(text, *spans, parts="sentences"):
     """Places and texts of the parts of one document, whose ends are in characters."""
     laid = RenderedPrompt(text, tuple((*span, "a") for span in spans))
     found = document_segments(context_of(laid, " I"), parts)
-    return [(part.text, part.places.tolist()) for part in found]
+    return [(part.text, part.positions.tolist()) for part in found]
 
 
 def test_a_sentence_may_begin_with_a_character_of_many_bytes():
@@ -175,7 +175,7 @@ def test_tokens_of_a_document_that_make_no_character_are_of_its_last_part():
     """As where a document's last character ends in a token behind it."""
     cut = context_of(RenderedPrompt("Up. Né", ((0, 6, "a"),)), " I")
     short = cut._replace(spans=(Span("a", np.arange(6)),))
-    assert [part.places.tolist() for part in document_segments(short)] == [[0, 1, 2, 3], [4, 5]]
+    assert [part.positions.tolist() for part in document_segments(short)] == [[0, 1, 2, 3], [4, 5]]
 
 
 def test_a_document_in_two_stretches_has_parts_in_each():
@@ -200,9 +200,9 @@ def test_only_a_document_that_begins_the_context_has_a_first_token_of_its_own():
 
 def test_tokens_of_one_text_are_held_together_and_pieces_with_their_character():
     texts = ["a", "", "é", "a", ""]
-    held = held_by_text(texts, [1.0, 2.0, 4.0, 8.0, 16.0], [0, 2, 3, 4])
+    held = sum_by_text(texts, [1.0, 2.0, 4.0, 8.0, 16.0], [0, 2, 3, 4])
     assert held == {"a": 9.0, "é": 4.0, "\N{REPLACEMENT CHARACTER}": 16.0}
-    assert joined_tokens(["a", ""]) == [("a", [0]), ("\N{REPLACEMENT CHARACTER}", [1])]
+    assert group_tokens(["a", ""]) == [("a", [0]), ("\N{REPLACEMENT CHARACTER}", [1])]
     assert most_in_words({"a": 1.0, "b": 4.0, "c": 2.0, "d": 3.0}) == "“b” 40 %, “d” 30 %, “c” 20 %"
 
 
@@ -223,7 +223,8 @@ def answer(scores, **more):
         {"name": name, "kind": kinds.get(name, "document"), "score": score}
         for name, score in scores.items()
     ]
-    about = {"method": "mask-path", "foil": "", "cut": False, "given": None, "answer": "Wren"}
+    about = {"question": "Who?", "answer": "Wren", "cut": False, "foil": "", "given": None}
+    about["method"] = "mask-path"
     return {**about, **more, "parts": parts}
 
 
@@ -239,6 +240,14 @@ def test_answers_are_compared_part_by_part_the_second_less_the_first():
         "Only in new: “c” (+0.125).",
         "All documents together give +2.00 and -1.00 of log odds.",
     ]
+
+
+def test_it_is_said_first_that_two_answers_are_to_different_questions():
+    first = answer({"a": 1.0})
+    assert "questions" not in compare_answers(first, first).finding
+    second = answer({"a": 0.5}, question="Who\nsings?")
+    said, *_ = compare_answers(first, second).finding.splitlines()
+    assert said == "They answer different questions: “Who?” and “Who sings?”."
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from reference.networks import byte_network
 
 import lim_jax as lim
-from lim_jax.attribution.answer import AnswerPart, finding_of
+from lim_jax.attribution.answer import AnswerPart, answer_finding
 from lim_jax.attribution.files import write_answer
 from lim_jax.attribution.methods.method_table import METHODS
 from lim_jax.attribution.questions import Question, question_line, read_question
@@ -153,7 +153,7 @@ def test_with_a_foil_documents_give_the_odds_of_the_two(ask, network):
         weighted = y._replace(log_weights=log_weights, parts=jax.device_put(numbers))
         return eqx.filter_jit(contrast_loss)(network, x, weighted)
 
-    np.testing.assert_allclose(answered.given, loss(1e-3) - loss(1), rtol=1e-9)
+    np.testing.assert_allclose(answered.total_effect, loss(1e-3) - loss(1), rtol=1e-9)
 
 
 @pytest.mark.slow
@@ -170,8 +170,8 @@ def test_a_finding_says_what_scores_add_up_to(ask):
     answered = ask("mask-path")
     whole = sum(part.score for part in answered.parts if part.kind == "document")
     assert answered.finding.endswith(
-        f" All documents together give {answered.given:+.2f} of log odds; their scores add up to "
-        f"{whole:+.2f}."
+        f" All documents together give {answered.total_effect:+.2f} of log odds; their scores add "
+        f"up to {whole:+.2f}."
     )
     assert "log odds" not in ask("rollout").finding
 
@@ -202,18 +202,18 @@ def rated(*scores):
 
 
 def test_a_finding_names_what_speaks_against_only_where_another_speaks_for():
-    said = finding_of(rated(0.25, -0.5), "Wren", signed=True)
+    said = answer_finding(rated(0.25, -0.5), "Wren", signed=True)
     assert said == (
         "The answer “Wren” comes from “a” most of all: +0.25, with 10 of 20 tokens of documents. "
         "Against it speaks “b” most: -0.50."
     )
-    said = finding_of(rated(-0.25, -0.5), "Wren", signed=True)
+    said = answer_finding(rated(-0.25, -0.5), "Wren", signed=True)
     assert said == (
         "No document speaks for “Wren”; the least against it, “a”: -0.25, with 10 of 20 tokens of "
         "documents."
     )
-    assert "gainst" not in finding_of(rated(0.25, 0.5), "Wren", signed=True)
-    said = finding_of(rated(0.25, 0.5), "Wren", "Owl", signed=True)
+    assert "gainst" not in answer_finding(rated(0.25, 0.5), "Wren", signed=True)
+    said = answer_finding(rated(0.25, 0.5), "Wren", "Owl", signed=True)
     assert said.startswith("“b” decides most between “Wren” and “Owl”: +0.50")
 
 

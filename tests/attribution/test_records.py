@@ -290,7 +290,7 @@ def test_scores_of_parts_are_kept_context_by_context(tmp_path):
         RenderedPrompt("a b ", ((0, 1, "a"), (2, 3, "b"))),
         RenderedPrompt("c ", ((0, 1, "c"),)),
     ]
-    contexts = [context_of(one, "x", asked="margin") for one in laid]
+    contexts = [context_of(one, "x", loss="margin") for one in laid]
     ask = partial(score_contexts, network, contexts, "margin", "leave-one-out", Run(tmp_path))
     first = ask().scores
     again = ask().scores

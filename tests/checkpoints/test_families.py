@@ -167,7 +167,7 @@ def test_a_family_gives_its_publishers_logits(tmp_path, name, monkeypatch):
     read = []
     put = []
     leaves = jax.tree.leaves
-    joined = placement._joined
+    joined = placement._join
     device_put = jax.device_put
 
     def joined_as_read(layer, depth):
@@ -175,7 +175,7 @@ def test_a_family_gives_its_publishers_logits(tmp_path, name, monkeypatch):
         return joined(layer, depth)
 
     with monkeypatch.context() as patched:
-        patched.setattr(placement, "_joined", joined_as_read)
+        patched.setattr(placement, "_join", joined_as_read)
         patched.setattr(
             jax, "device_put", lambda tree: put.extend(leaves(tree)) or device_put(tree)
         )
@@ -194,5 +194,5 @@ def test_a_family_gives_its_publishers_logits(tmp_path, name, monkeypatch):
     np.testing.assert_allclose(np.abs(found).max(), network["largest"], rtol=1e-9)
     # In half precision are matrices alone: biases by heads and experts, and norms, are whole.
     layer = jax.tree.map(lambda leaf: np.asarray(leaf)[0], kinds_of(model.flow.layers))
-    for path, leaf in jax.tree.leaves_with_path(placement.halved(layer, "bfloat16")):
+    for path, leaf in jax.tree.leaves_with_path(placement.halve(layer, "bfloat16")):
         assert (leaf.dtype == "bfloat16") == (path[-1].name in MATRICES), path

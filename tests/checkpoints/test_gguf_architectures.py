@@ -24,6 +24,7 @@ GROUPS = 2
 WORDS = 11
 HIDDEN = 10
 EXPERTS = 3
+GATED = "gate_proj", "up_proj", "down_proj"
 ETA = 2.0**-10
 SIZES = {
     "hidden_size": WIDTH, "num_attention_heads": HEADS, "num_key_value_heads": GROUPS,
@@ -165,25 +166,27 @@ CASES = {
 }  # fmt: skip
 
 
-def shapes(config):
-    """The publisher's tensors of a layer."""
-    found: dict[str, tuple[int, ...]]
+def norm_shapes(config):
+    family = config["model_type"]
+    names = ["post_attention_layernorm"]
+    if family != "olmo2":
+        names.append("input_layernorm")
+    if family.startswith("gemma"):
+        names.append("pre_feedforward_layernorm")
+    if family.startswith("gemma") or family == "olmo2":
+        names.append("post_feedforward_layernorm")
+    return {f"{name}.weight": (config["hidden_size"],) for name in names}
+
+
+def attention_shapes(config):
+    found: dict[str, tuple[int, ...]] = {}
     family = config["model_type"]
     d = config["hidden_size"]
     size = config.get("head_dim", WIDTH // HEADS)
     q = HEADS * size
     kv = GROUPS * size
-    h = config["intermediate_size"]
-    found = {"input_layernorm.weight": (d,), "post_attention_layernorm.weight": (d,)}
-    if family == "olmo2":
-        del found["input_layernorm.weight"]
-    if family.startswith("gemma"):
-        found["pre_feedforward_layernorm.weight"] = (d,)
-    if family.startswith("gemma") or family == "olmo2":
-        found["post_feedforward_layernorm.weight"] = (d,)
     if family == "phi3":
-        found |= {"self_attn.qkv_proj.weight": (q + 2 * kv, d), "self_attn.o_proj.weight": (d, q)}
-        return found | {"mlp.gate_up_proj.weight": (2 * h, d), "mlp.down_proj.weight": (d, h)}
+        return {"self_attn.qkv_proj.weight": (q + 2 * kv, d), "self_attn.o_proj.weight": (d, q)}
     for name, shape in {"q": (q, d), "k": (kv, d), "v": (kv, d), "o": (d, q)}.items():
         found[f"self_attn.{name}_proj.weight"] = shape
         biased = config.get("attention_bias") or family == "gpt_oss"
@@ -193,40 +196,78 @@ def shapes(config):
         whole = family == "olmo2"
         found["self_attn.q_norm.weight"] = (q if whole else size,)
         found["self_attn.k_norm.weight"] = (kv if whole else size,)
-    matrices = {"gate": (h, d), "up": (h, d), "down": (d, h)}
     if family == "gpt_oss":
-        return found | {
-            "self_attn.sinks": (HEADS,),
+        found["self_attn.sinks"] = (HEADS,)
+    return found
+
+
+def gated_shapes(width, hidden, names):
+    shapes = (hidden, width), (hidden, width), (width, hidden)
+    return {f"{name}.weight": shape for name, shape in zip(names, shapes, strict=True)}
+
+
+def stacked_expert_shapes(config):
+    """Of publishers whose experts are one tensor each of several axes."""
+    d = config["hidden_size"]
+    h = config["intermediate_size"]
+    return {
+        "gpt_oss": {
             "mlp.router.weight": (EXPERTS, d),
             "mlp.router.bias": (EXPERTS,),
             "mlp.experts.gate_up_proj": (EXPERTS, d, 2 * h),
             "mlp.experts.gate_up_proj_bias": (EXPERTS, 2 * h),
             "mlp.experts.down_proj": (EXPERTS, h, d),
             "mlp.experts.down_proj_bias": (EXPERTS, d),
-        }
-    if family == "mixtral":
-        found["block_sparse_moe.gate.weight"] = (EXPERTS, d)
-        for e in range(EXPERTS):
-            for name, shape in {"w1": (h, d), "w3": (h, d), "w2": (d, h)}.items():
-                found[f"block_sparse_moe.experts.{e}.{name}.weight"] = shape
-        return found
-    if family == "granitemoe":
-        return found | {
+        },
+        "granitemoe": {
             "block_sparse_moe.router.layer.weight": (EXPERTS, d),
             "block_sparse_moe.input_linear.weight": (EXPERTS, 2 * h, d),
             "block_sparse_moe.output_linear.weight": (EXPERTS, d, h),
-        }
-    if family == "qwen3_moe":
-        h, found["mlp.gate.weight"] = config["moe_intermediate_size"], (EXPERTS, d)
-        for e in range(EXPERTS):
-            for name, shape in {"gate": (h, d), "up": (h, d), "down": (d, h)}.items():
-                found[f"mlp.experts.{e}.{name}_proj.weight"] = shape
-        return found
-    for name, shape in matrices.items():
-        found[f"mlp.{name}_proj.weight"] = shape
-        if config.get("mlp_bias"):
-            found[f"mlp.{name}_proj.bias"] = shape[:1]
+        },
+    }[config["model_type"]]
+
+
+def separate_expert_shapes(config):
+    """Of publishers whose experts are tensors of their own."""
+    d = config["hidden_size"]
+    if config["model_type"] == "mixtral":
+        stem = "block_sparse_moe"
+        shapes = gated_shapes(d, config["intermediate_size"], ("w1", "w3", "w2"))
+    else:
+        stem = "mlp"
+        shapes = gated_shapes(d, config["moe_intermediate_size"], GATED)
+    experts = {
+        f"{stem}.experts.{number}.{name}": shape
+        for number in range(EXPERTS)
+        for name, shape in shapes.items()
+    }
+    return {f"{stem}.gate.weight": (EXPERTS, d)} | experts
+
+
+def dense_shapes(config):
+    d = config["hidden_size"]
+    h = config["intermediate_size"]
+    if config["model_type"] == "phi3":
+        return {"mlp.gate_up_proj.weight": (2 * h, d), "mlp.down_proj.weight": (d, h)}
+    found = {f"mlp.{name}": shape for name, shape in gated_shapes(d, h, GATED).items()}
+    if config.get("mlp_bias"):
+        sizes = {"gate": h, "up": h, "down": d}
+        found |= {f"mlp.{name}_proj.bias": (size,) for name, size in sizes.items()}
     return found
+
+
+FEED_FORWARDS = {
+    "gpt_oss": stacked_expert_shapes,
+    "granitemoe": stacked_expert_shapes,
+    "mixtral": separate_expert_shapes,
+    "qwen3_moe": separate_expert_shapes,
+}
+
+
+def shapes(config):
+    """The publisher's tensors of a layer."""
+    feed_forward = FEED_FORWARDS.get(config["model_type"], dense_shapes)
+    return norm_shapes(config) | attention_shapes(config) | feed_forward(config)
 
 
 def tensors(config):

@@ -9,13 +9,21 @@ import pytest
 
 from lim_jax.checkpoints import sublayers
 from lim_jax.checkpoints.families.family_table import FAMILIES, recipe_of
+from lim_jax.checkpoints.implied_options import implied_options
 from lim_jax.checkpoints.options import HARMLESS, Configuration
 from lim_jax.checkpoints.options import refuse_unknown as refuse_unknown_beside
-from lim_jax.checkpoints.own_options import own_options
 from lim_jax.checkpoints.rope_config import TRAINED, trained_length
-from lim_jax.checkpoints.tensor_reader import bloom_gelu, exact_gelu, squared_relu, tanh_gelu, xielu
+from lim_jax.checkpoints.tensor_reader import (
+    Reader,
+    bloom_gelu,
+    exact_gelu,
+    squared_relu,
+    tanh_gelu,
+    xielu,
+)
 from lim_jax.network.flow import euler, split
 from lim_jax.network.frequencies import rotary_frequencies
+from lim_jax.network.norms import RMSNorm
 from lim_jax.network.positions import Alibi, Rotary, Tempered, UnitRotary
 
 SIZES = {
@@ -58,7 +66,7 @@ WIDE = 4096  # the publishers' usual window
 
 def refuse_unknown(config):
     """As a checkpoint's options are refused, beside what says the same in other families' words."""
-    refuse_unknown_beside(config, own_options(config, recipe_of(config)))
+    refuse_unknown_beside(config, implied_options(config, recipe_of(config)))
 
 
 def least(family, **more):
@@ -900,9 +908,9 @@ def test_options_of_other_families_may_say_what_a_network_does_anyway(family, op
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_options_of_other_families_may_say_what_a_network_does(family):
     config = least(family)
-    own = own_options(config, recipe_of(config))
+    own = implied_options(config, recipe_of(config))
     said = {name: values[0] for name, values in own.items() if values}
-    unread = {name: value for name, value in said.items() if name not in config.asked}
+    unread = {name: value for name, value in said.items() if name not in config.read_names}
     stated = Configuration(unread | dict(config.options))
     refuse_unknown(stated)
     found = recipe_of(stated)
@@ -912,8 +920,8 @@ def test_all_options_of_other_families_may_say_what_a_network_does(family):
 
 def test_what_options_of_other_families_say_otherwise_is_refused_by_name():
     config = least("qwen3_moe")
-    own = own_options(config, recipe_of(config))
-    names = own.keys() - config.asked - HARMLESS
+    own = implied_options(config, recipe_of(config))
+    names = own.keys() - config.read_names - HARMLESS
     assert len(names) > 90
     for name in names:
         said = Configuration({name: "other"})
@@ -951,3 +959,34 @@ def test_sections_of_rotary_positions_play_no_part_in_text():
 def test_gemma_may_say_no_activation_of_the_newer_name():
     config = least("gemma", hidden_act="gelu", hidden_activation=None)
     assert recipe_of(config).activation is tanh_gelu
+
+
+class NamesOnly(Reader):
+    """A reader of tensors of zeros, which keeps their names."""
+
+    def __init__(self):
+        self.names = []
+
+    def __call__(self, name, *shape):
+        self.names.append(name)
+        return np.zeros(shape)
+
+    def matrix(self, name, *shape):
+        return self(name, *shape)
+
+
+@pytest.mark.parametrize("network", ["", "mlp"])
+@pytest.mark.parametrize(
+    "read",
+    [sublayers.gated_mlp, sublayers.fused_gated_mlp, sublayers.plain_mlp, sublayers.xielu_mlp],
+)
+def test_a_network_without_a_name_of_its_own_stands_in_its_layer(read, network):
+    reader = NamesOnly()
+    recipe = recipe_of(least("llama"))
+    recipe = recipe._replace(names=recipe.names._replace(network=network))
+    read(reader, "layers.0", recipe, RMSNorm(jax.device_put(np.ones(64)), 0.1), None)
+    before = f"layers.0.{network}." if network else "layers.0."
+    inside = [name.removeprefix(before) for name in reader.names]
+    assert {"up_proj.weight", "down_proj.weight"} <= set(inside)
+    parts = {name.split(".")[0] for name in inside}
+    assert parts <= {"gate_proj", "up_proj", "down_proj", "act_fn"}

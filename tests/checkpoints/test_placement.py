@@ -125,7 +125,9 @@ def energies(model, **options):
 def test_half_precision_that_loses_nothing_gives_the_same_numbers(folder, monkeypatch):
     monkeypatch.setattr(placement, "ROWS_AT_ONCE", 4)
     whole = models.load(folder)
-    on_device, kept = (models.load(folder, kept="bfloat16", on_host=host) for host in (False, True))
+    on_device, kept = (
+        models.load(folder, storage_dtype="bfloat16", on_host=host) for host in (False, True)
+    )
     expected = energies(whole)
     for model in (on_device, kept):
         np.testing.assert_allclose(energies(model), expected, rtol=1e-6)
@@ -156,7 +158,7 @@ def test_half_precision_that_loses_something_gives_the_numbers_of_rounded_matric
     exact = arrays | {name: arrays[name] * np.float32(1.001) for name in matrices}
     save_file(exact, folder / FILE)
     whole = energies(models.load(folder))
-    kept = models.load(folder, kept="float16")
+    kept = models.load(folder, storage_dtype="float16")
     found = energies(kept)
     halves = {name: exact[name].astype("float16").astype("float32") for name in matrices}
     save_file(exact | halves, folder / FILE)
@@ -173,7 +175,7 @@ def test_weights_stay_as_they_are_published(folder, tmp_path, monkeypatch):
     }
     first = next(name for name in arrays if arrays[name].ndim > 1)
     expected = energies(models.load(folder))
-    whole = models.load(folder, kept="as published")
+    whole = models.load(folder, storage_dtype="as published")
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(whole))
     read = []
     read_rows = checkpoint.read_rows
@@ -186,7 +188,7 @@ def test_weights_stay_as_they_are_published(folder, tmp_path, monkeypatch):
     # One matrix in another precision: what is mixed is read from its files.
     for stored, held in ((halves, "uint16"), (halves | {first: arrays[first]}, "float32")):
         save_file(stored, folder / FILE)
-        model = models.load(folder, kept="as published")
+        model = models.load(folder, storage_dtype="as published")
         assert model.flow.kinds[0].attention.query.dtype == held
         # On its way to the device no matrix is widened.
         assert set(read) == {(1, "float32"), (2, "bfloat16" if held == "uint16" else held)}
@@ -199,7 +201,7 @@ def test_weights_stay_as_they_are_published(folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize("compute", [None, "bfloat16"])
 def test_no_stack_of_kept_weights_is_ever_in_float32(compute, folder):
     """In no type of the program for a GPU, and in no memory of a CPU's."""
-    model = models.load(folder, kept="bfloat16", compute=compute)
+    model = models.load(folder, storage_dtype="bfloat16", compute=compute)
     grid = token_grid(5, "float32")
     leaves = jax.tree.leaves(model.flow.layers)
     matrices = [leaf.shape[1:] for leaf in leaves if leaf.dtype == "uint16"]
@@ -217,7 +219,7 @@ def test_no_stack_of_kept_weights_is_ever_in_float32(compute, folder):
 def test_vectors_stay_whole(tmp_path):
     """Bit for bit: `test_families` has their names in every family."""
     folder = publishers.write(tmp_path, publishers.CONFIGS["gpt2"])
-    kept = models.load(folder, kept="bfloat16", on_host=True)
+    kept = models.load(folder, storage_dtype="bfloat16", on_host=True)
     whole = models.load(folder).flow.layers
     layer = jax.tree.unflatten(
         jax.tree.structure(kept.flow.kinds[0]), kept.flow.layers.source.fetch(np.array(1))
@@ -254,16 +256,16 @@ def test_a_norm_of_any_class_stays_whole(folder):
     layer = jax.tree.map(lambda leaf: np.asarray(leaf)[0], models.load(folder).flow.layers)
     whitening = eqx.nn.Linear(2, 2, key=jax.random.key(0))
     layer = eqx.tree_at(lambda layer: layer.attention.norm, layer, whitening)
-    attention = placement.halved(layer, "bfloat16").attention
+    attention = placement.halve(layer, "bfloat16").attention
     np.testing.assert_array_equal(attention.norm.weight, whitening.weight)
     assert attention.query.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("kept, dtype", [("int8", "float32"), ("bfloat16", "float64")])
 def test_other_precisions_are_refused(kept, dtype, folder, as_users_run):
-    with pytest.raises(ValueError, match=r"kept: got .* expected None, or one of"):
-        models.load(folder, dtype=dtype, kept=kept)
-    with pytest.raises(ValueError, match=r"on_host: got kept=None.* weights that are kept"):
+    with pytest.raises(ValueError, match=r"storage_dtype: got .* expected None, or one of"):
+        models.load(folder, dtype=dtype, storage_dtype=kept)
+    with pytest.raises(ValueError, match=r"on_host: got storage_dtype=None.* a storage_dtype"):
         models.load(folder, on_host=True)
     with pytest.raises(ValueError, match="dtype: got 'float16'"):
         models.open(folder, dtype="float16")
@@ -274,9 +276,9 @@ def test_a_mesh_has_an_axis_for_the_model(folder, monkeypatch):
     with pytest.raises(ValueError, match=r"mesh: got the axes \('data',\).*'model'"):
         models.load(folder, mesh=jax.make_mesh((1,), ("data",), axis_types=auto))
     mesh = jax.make_mesh((1,), ("model",), axis_types=auto)
-    with pytest.raises(ValueError, match=r"on_host: got kept='bfloat16', mesh=Mesh"):
-        models.load(folder, kept="bfloat16", mesh=mesh, on_host=True)
-    halves = (models.load(folder, kept="bfloat16", mesh=at) for at in (mesh, None))
+    with pytest.raises(ValueError, match=r"on_host: got storage_dtype='bfloat16', mesh=Mesh"):
+        models.load(folder, storage_dtype="bfloat16", mesh=mesh, on_host=True)
+    halves = (models.load(folder, storage_dtype="bfloat16", mesh=at) for at in (mesh, None))
     jax.tree.map(np.testing.assert_array_equal, *halves)
     put = []
     device_put = jax.device_put
@@ -379,14 +381,16 @@ def test_a_run_is_told_from_one_of_other_files(folder, tmp_path):
     os.utime(folder / FILE, ns=(1, 1))
     with pytest.raises(ValueError, match=r"checkpoint: got .* of parameters"):
         energies(models.open(folder), checkpoint=checkpoint)
-    halves = (models.load(folder, kept=half, on_host=True) for half in ("float16", "bfloat16"))
+    halves = (
+        models.load(folder, storage_dtype=half, on_host=True) for half in ("float16", "bfloat16")
+    )
     prints = [models.open(folder), *halves]
     distinct = {tuple(np.asarray(model.flow.layers.fingerprint)) for model in prints}
     assert len(distinct) == 3
     assert all(np.asarray(model.flow.layers.fingerprint).size == 32 for model in prints)
 
 
-@pytest.mark.parametrize("held", [models.open, partial(models.load, kept="bfloat16")])
+@pytest.mark.parametrize("held", [models.open, partial(models.load, storage_dtype="bfloat16")])
 def test_weights_that_are_kept_or_fetched_do_not_train(held, folder):
     model = held(folder)
 

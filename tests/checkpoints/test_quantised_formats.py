@@ -479,7 +479,9 @@ def test_a_network_of_both_is_that_of_its_products_in_memory_and_in_its_files(tm
     folder = write(tmp_path, stored, BOTH, config)
     found, expected = (models.load(at, dtype="float64") for at in (folder, apart))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
-    half, apart_half = (models.load(at, kept="bfloat16").flow.layers for at in (folder, apart))
+    half, apart_half = (
+        models.load(at, storage_dtype="bfloat16").flow.layers for at in (folder, apart)
+    )
     jax.tree.map(np.testing.assert_array_equal, half.upcast(), apart_half.upcast())
     fetched = models.open(folder, dtype="float64").flow.layers.source.fetch(np.array(1))
     for leaf, like in zip(fetched, jax.tree.leaves(expected.flow.layers), strict=True):

@@ -17,7 +17,7 @@ from scipy.special import logsumexp
 
 from lim_jax import models
 from lim_jax.attribution import questions
-from lim_jax.attribution.answer import AnswerPart, finding_of
+from lim_jax.attribution.answer import AnswerPart, answer_finding
 from lim_jax.attribution.method import Cost, Method, Scores
 from lim_jax.attribution.methods import mask_path
 from lim_jax.attribution.methods.method_table import METHODS
@@ -218,7 +218,7 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
     model = models.LanguageModel.from_pretrained(folder, "float64")
     answer = ask(model, "bc", documents, method="mask-path", answer="ab", foil="f")
     given = sum(part.score for part in answer.parts)
-    y: Any = answer.context.asked
+    y: Any = answer.context.ask
     network = model.network
     u = np.zeros(answer.context.length)
     numbers = np.full(answer.context.length, -1)
@@ -236,8 +236,8 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
     ends = [float(loss(network, u)) for u in map(jax.device_put, (u, 0 * u))]
     assert abs(ends[0] - ends[1]) > 1e-3
     np.testing.assert_allclose(given, ends[0] - ends[1], rtol=1e-5)
-    assert answer.given == pytest.approx(ends[0] - ends[1], rel=1e-9)
-    both = f"give {answer.given:+.2f} of log odds; their scores add up to {given:+.2f}."
+    assert answer.total_effect == pytest.approx(ends[0] - ends[1], rel=1e-9)
+    both = f"give {answer.total_effect:+.2f} of log odds; their scores add up to {given:+.2f}."
     assert f"All documents together {both}" in str(answer)
     assert {part.score for part in answer.parts if part.kind != "document"} == {0.0}
     assert len(answer.scores.documents) > 2
@@ -369,11 +369,11 @@ def test_a_model_that_has_a_chat_template_is_asked_by_it(
     arguments += ["--out", str(tmp_path / "out"), "--answer", "ab", "--foil", "f"]
     assert main(arguments) == main([*arguments, "--no-chat"]) == 130
     line, plain = lines
-    assert plain.laid.text == PROMPT and (plain.answer, plain.foil) == (" ab", " f")
+    assert plain.prompt.text == PROMPT and (plain.answer, plain.foil) == (" ab", " f")
     asked = PROMPT.split("Question")[0] + "bc"
-    assert line.laid.text.endswith(f"user\n{asked}<|im_end|>\n<|im_start|>assistant\n")
+    assert line.prompt.text.endswith(f"user\n{asked}<|im_end|>\n<|im_start|>assistant\n")
     assert (line.answer, line.foil) == ("ab", "f")
-    names = [name for _, _, name in line.laid.spans]
+    names = [name for _, _, name in line.prompt.spans]
     assert names == ["first", "second", "question"]
 
 
@@ -382,13 +382,13 @@ def test_the_answers_of_the_models_own_are_shown(folder):
     contexts = [one.answered(np.array([1, 2])) for one in prompts]
     read = [*prompts[:2], contexts[2], *prompts[3:]]
     model = models.LanguageModel.open(folder)
-    shown = answers.own_answers(read, contexts, model)
+    shown = answers.own_answer_lines(read, contexts, model)
     assert shown == [
         f"Of context {number} the model's own answer is asked: “b c”" for number in (0, 1, 3, 4, 5)
     ]
-    more = answers.own_answers([*prompts, *prompts], [*contexts, *contexts], model)
+    more = answers.own_answer_lines([*prompts, *prompts], [*contexts, *contexts], model)
     assert more[-1] == "So it is of 7 more." and len(more) == 6
-    assert answers.own_answers(contexts, contexts, model) == []
+    assert answers.own_answer_lines(contexts, contexts, model) == []
 
 
 def test_an_answer_is_cut_where_no_id_ends_it(folder, monkeypatch):
@@ -405,14 +405,14 @@ def test_what_to_know_of_answers_is_said(chatting):
     """Of those that were cut, and of a chat template that was not used; not of texts."""
     prompts = unanswered(RenderedPrompt("abc")), unanswered(RenderedPrompt("abc", marked=True))
     plain, chat = (one.answered(np.array([1, 2])) for one in prompts)
-    text = context_of(RenderedPrompt("abc"), asked="next-token")
+    text = context_of(RenderedPrompt("abc"), loss="next-token")
     model = models.LanguageModel.open(chatting)
     silent = model._replace(chat_template=None)
     assert answers.answer_notes([plain, chat, text], silent) == []
-    shown = answers.own_answers(prompts, [plain._replace(cut=True), chat], silent)
+    shown = answers.own_answer_lines(prompts, [plain._replace(cut=True), chat], silent)
     assert shown[0].endswith("“b c...”") and shown[1].endswith("“b c”")
     stopped = prompts[0].answered(np.array([*b" So."]), None)._replace(cut=True)
-    said, _ = answers.own_answers(prompts[:1], [stopped], silent._replace(tokenizer=None))
+    said, _ = answers.own_answer_lines(prompts[:1], [stopped], silent._replace(tokenizer=None))
     assert said.endswith("“So...”"), "three dots"
     assert shown[2:] == ["Cut after the most tokens that an answer may have (...): 1 of 2."]
     (without,) = answers.answer_notes([plain, chat, text], model)
@@ -425,13 +425,13 @@ def test_what_to_know_of_answers_is_said(chatting):
 def test_the_finding_of_one_document_and_of_none_that_matters():
     rest = AnswerPart("", "rest", 0.75, None, 2, 0.5, "")
     alone = [AnswerPart("a", "document", 0.25, 1.0, 4, 0.5, ""), rest]
-    said = finding_of(alone, "50% of it")
+    said = answer_finding(alone, "50% of it")
     assert "holds 100 % of what the document holds, with 4 of their 4" in said
     assert "The answer “50% of it” comes" in said, "as it was given"
     nothing = [AnswerPart(name, "document", 0.0, 0.0, 4, 0.5, "") for name in "ab"]
-    assert "0 % of what the 2 documents hold" in finding_of(nothing, "b")
+    assert "0 % of what the 2 documents hold" in answer_finding(nothing, "b")
     against = [one._replace(score=-0.5 - at) for at, one in enumerate(nothing)]
-    said = finding_of(against, "b", signed=True)
+    said = answer_finding(against, "b", signed=True)
     assert said == (
         "No document speaks for “b”; the least against it, “a”: -0.50, with 4 of 8 tokens of "
         "documents."

@@ -1,9 +1,12 @@
 """The command compare: two folders of profile, read back and subtracted by NumPy."""
 
 import base64
+import contextlib
 import csv
+import io
 import json
 from html.parser import HTMLParser
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -31,8 +34,7 @@ PAIRS = np.array([[0, 2], [1, 0], [3, 1]])
 ORDER = [1, 3, 0, 2, 4]  # of the second's rows: x and y are c and e under other names
 
 
-@pytest.fixture
-def folders(tmp_path):
+def write_folders(path):
     """Of the second result the contexts in another order, two under other names."""
     for name, rows, names in zip("AB", (ROWS[0], ROWS[1][ORDER]), NAMES, strict=True):
         shares = {
@@ -40,8 +42,13 @@ def folders(tmp_path):
             name: [0.5] * 5,
         }
         kept = MeasuredContexts(names, list(rows), [9] * 5, shares, 0.25)
-        results.save(kept, tmp_path / name / "contexts.npz")
-    return tmp_path
+        results.save(kept, path / name / "contexts.npz")
+    return path
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return write_folders(tmp_path)
 
 
 def table(path):
@@ -71,73 +78,113 @@ def expected_change(first, second):
     return change, np.sqrt(4 / 5 * (left_out**2).sum(axis=0))
 
 
-@pytest.mark.slow
-def test_two_profiles_are_subtracted_in_pairs(folders, capsys, monkeypatch):
-    drawn = {}
+class Compared(NamedTuple):
+    """What one run of the command wrote, printed and drew."""
+
+    rows: list[dict[str, str]]
+    document: dict[str, Any]
+    printed: list[str]
+    figures: dict[str, list[Any]]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    folder = write_folders(tmp_path_factory.mktemp("compared"))
+    figures = {}
 
     def savefig(figure, path):
-        drawn[path.name] = figure.axes
+        figures[path.name] = figure.axes
         path.touch()
 
-    monkeypatch.setattr(Figure, "savefig", savefig)
-    out = folders / "C"
-    arguments = [str(folders / "A"), str(folders / "B"), "--out", str(out)]
-    assert main(["compare", *arguments]) == 0
-    change, error = expected_change(*(rows.astype(float) for rows in (ROWS[0], ROWS[1][ORDER])))
+    out = folder / "C"
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(printed):
+        patched.setattr(Figure, "savefig", savefig)
+        assert main(["compare", str(folder / "A"), str(folder / "B"), "--out", str(out)]) == 0
+    document = json.loads((out / "compare.json").read_text())
     rows = table(out / "compare.csv")
-    np.testing.assert_allclose(column(rows, "position"), PLACES, rtol=1e-6)
-    np.testing.assert_allclose(column(rows, "difference"), change, atol=1e-5)
-    np.testing.assert_allclose(column(rows, "error"), error, rtol=0.15)
+    return Compared(rows, document, printed.getvalue().splitlines(), figures)
+
+
+@pytest.mark.slow
+def test_two_densities_are_subtracted_in_pairs(compared):
+    change, error = expected_change(*(rows.astype(float) for rows in (ROWS[0], ROWS[1][ORDER])))
+    np.testing.assert_allclose(column(compared.rows, "position"), PLACES, rtol=1e-6)
+    np.testing.assert_allclose(column(compared.rows, "difference"), change, atol=1e-5)
+    np.testing.assert_allclose(column(compared.rows, "error"), error, rtol=0.15)
     for name, of_one in (("first", ROWS[0]), ("second", ROWS[1])):
         density = of_one.mean(axis=0) / of_one.mean()
-        np.testing.assert_allclose(column(rows, name), density, rtol=1e-4)
-    document = json.loads((out / "compare.json").read_text())
+        np.testing.assert_allclose(column(compared.rows, name), density, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_document_has_the_densities_of_the_table(compared):
+    document = compared.document
     whole = document["influence"]
-    rest = document["influence_without_queries"]
+    rows = compared.rows
     assert document["pairs"] == 3 and (document["first"], document["second"]) == ("A", "B")
     np.testing.assert_array_equal(whole["difference"]["density"], column(rows, "difference"))
     np.testing.assert_array_equal(whole["difference"]["density_error"], column(rows, "error"))
     for name in ("first", "second"):
         np.testing.assert_array_equal(whole[name]["density"], column(rows, name))
         np.testing.assert_array_equal(whole[name]["density_error"], column(rows, f"{name}_error"))
+
+
+@pytest.mark.slow
+def test_indices_and_totals_are_subtracted_with_and_without_the_queried_tokens(compared):
+    change, _ = expected_change(*(rows.astype(float) for rows in (ROWS[0], ROWS[1][ORDER])))
+    whole = compared.document["influence"]["difference"]
     middle = change[3:9].sum() / 12
-    found = whole["difference"]["indices"]["middle"] / 2
-    assert found == pytest.approx(middle, rel=1e-3)
+    assert whole["indices"]["middle"] / 2 == pytest.approx(middle, rel=1e-3)
     totals = [of_one.mean() for of_one in ROWS]
-    assert whole["difference"]["total"] == pytest.approx(totals[1] - totals[0], rel=1e-4)
+    assert whole["total"] == pytest.approx(totals[1] - totals[0], rel=1e-4)
+    rest = compared.document["influence_without_queries"]["difference"]
     lost = [of_one[:, :9].sum() / 60 for of_one in ROWS]
-    assert rest["difference"]["total"] == pytest.approx(lost[1] - lost[0], rel=1e-4)
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "== B minus A: 3 contexts in both, paired, 2 and 2 in one alone =="
-    points, errors = (50 * whole["difference"][of]["middle"] for of in ("indices", "index_errors"))
+    assert rest["total"] == pytest.approx(lost[1] - lost[0], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_finding_is_printed_and_kept(compared):
+    difference = compared.document["influence"]["difference"]
+    points, errors = (50 * difference[of]["middle"] for of in ("indices", "index_errors"))
     word = "more" if points > 0 else "less"
-    assert printed[1].startswith(
-        f"B uses the middle {abs(points):.1f} ± {errors:.1f} points {word}"
-    )
-    assert printed[2].startswith("Without the queried tokens: B uses the middle ")
-    assert document["finding"].splitlines() == printed[1:4]
-    difference = whole["difference"]
+    head, first, second, *_ = compared.printed
+    assert head == "== B minus A: 3 contexts in both, paired, 2 and 2 in one alone =="
+    assert first.startswith(f"B uses the middle {abs(points):.1f} ± {errors:.1f} points {word}")
+    assert second.startswith("Without the queried tokens: B uses the middle ")
+    assert compared.document["finding"].splitlines() == compared.printed[1:4]
+
+
+@pytest.mark.slow
+def test_the_indices_of_both_and_their_difference_are_printed(compared):
+    whole = compared.document["influence"]
     numbers = [
         whole["first"]["indices"],
         whole["second"]["indices"],
-        difference["indices"],
-        difference["index_errors"],
+        whole["difference"]["indices"],
+        whole["difference"]["index_errors"],
     ]
     expected = ["density", "middle", *(f"{of['middle']:.4g}" for of in numbers)]
-    assert expected in [line.split() for line in printed]
-    upper, lower = drawn["influence.png"]
-    assert upper.get_title() == "5 and 5 contexts, 3 in both"
-    np.testing.assert_allclose(lower.lines[0].get_ydata(), change, atol=1e-5)
-    band = lower.collections[0].get_paths()[0].vertices
-    first = column(rows, "difference")[0] + np.array([-2, 2]) * column(rows, "error")[0]
-    np.testing.assert_allclose(sorted({round(y, 4) for x, y in band if x < 0.1}), first, atol=2e-4)
-    assert [line.get_label() for line in upper.lines][:1] == ["A ± 2 standard errors"]
-    assert {
+    assert expected in [line.split() for line in compared.printed]
+
+
+@pytest.mark.slow
+def test_the_difference_is_drawn_below_the_densities_within_two_errors(compared):
+    change, _ = expected_change(*(rows.astype(float) for rows in (ROWS[0], ROWS[1][ORDER])))
+    assert compared.figures.keys() == {
         f"{name}.{kind}"
         for name in ("influence", "influence_without_queries")
         for kind in ("png", "svg")
-    } == set(drawn)
+    }
+    upper, lower = compared.figures["influence.png"]
+    assert upper.get_title() == "5 and 5 contexts, 3 in both"
+    assert [line.get_label() for line in upper.lines][:1] == ["A ± 2 standard errors"]
     assert lower.get_ylabel() == "B minus A"
+    np.testing.assert_allclose(lower.lines[0].get_ydata(), change, atol=1e-5)
+    band = lower.collections[0].get_paths()[0].vertices
+    difference, error = (column(compared.rows, name)[0] for name in ("difference", "error"))
+    first = difference + np.array([-2, 2]) * error
+    np.testing.assert_allclose(sorted({round(y, 4) for x, y in band if x < 0.1}), first, atol=2e-4)
 
 
 def test_records_are_compared_where_both_have_them(folders, monkeypatch, capsys):
@@ -263,7 +310,8 @@ def test_two_answers_are_shown_with_the_scores_of_each_part(tmp_path, capsys):
     printed = capsys.readouterr().out.splitlines()
     out = tmp_path / "out"
     expected = [
-        "== C minus B: “B?” and “C?” ==",
+        "== C minus B: two questions ==",
+        "They answer different questions: “B?” and “C?”.",
         "B: “of B”",
         "C: “of C...”",
         "Of the documents of both “a” changed most, from +0.500 to -0.750.",
@@ -277,7 +325,7 @@ def test_two_answers_are_shown_with_the_scores_of_each_part(tmp_path, capsys):
     ]
     assert printed[:-1] == expected
     document = json.loads((out / "compare.json").read_text())
-    assert document["finding"].splitlines() == expected[1:6]
+    assert document["finding"].splitlines() == expected[1:7]
     assert document["second"] == {
         "name": "C",
         "question": "C?",
@@ -291,8 +339,8 @@ def test_two_answers_are_shown_with_the_scores_of_each_part(tmp_path, capsys):
     assert tuple(rows[0]) == FILES["compare, records.csv of answers"]
     page = Frames((out / "compare.html").read_text("utf-8"))
     assert page.held == ["<p>B</p>", "<p>C</p>"] and page.told["p"] == [
-        "“B?” and “C?”",
-        *expected[1:6],
+        "two questions",
+        *expected[1:7],
     ]
     assert {path.name for path in out.iterdir()} == {
         "compare.json",
@@ -300,7 +348,8 @@ def test_two_answers_are_shown_with_the_scores_of_each_part(tmp_path, capsys):
         "compare.html",
         "run.json",
     }
-    about = {"method": "influence", "foil": "", "cut": False, "answer": "a", "given": None}
+    about = {"question": "", "answer": "a", "cut": False, "foil": "", "given": None}
+    about["method"] = "influence"
     first, second = (
         {**about, "parts": [{"name": "a", "kind": "document", "score": share}]}
         for share in (0.5, 0.25)

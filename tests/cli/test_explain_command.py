@@ -260,7 +260,7 @@ def test_what_is_explained_is_the_answer_with_its_named_parts(monkeypatch, folde
     assert asked is {"margin": models.CausalLM.margin_loss, "answer": models.CausalLM.loss}[loss]
     for context, window in zip(contexts, windows, strict=True):
         assert context.window is window and len(context.tokens) == context.length
-        spans = {span.name: span.places.tolist() for span in context.spans}
+        spans = {span.name: span.positions.tolist() for span in context.spans}
         assert spans == {"a": [0, 1, 2], "b": [3, 4]}
     if loss == "margin":
         require_heads(models.load(folder, "float64"), contexts, by_head)
@@ -312,8 +312,8 @@ def test_a_page_shows_the_first_contexts_token_by_token(monkeypatch, tmp_path):
     model = models.LanguageModel(network)
     text = "a window's é, others".encode()
     contexts = [context_of_bytes(text[at : at + 4]) for at in range(9, 16)]
-    read = runs.read_contexts(contexts)
-    asked = runs.network_and_loss(network, contexts, "last-token")
+    read = runs.batch_contexts(contexts)
+    asked = runs.pair_with_loss(network, contexts, "last-token")
     regions = lim.boundary_regions(lim.token_grid(3), 0.3)
     influence = Influence.from_energies(jnp.ones((7, 3)), regions, keep_examples=True)
     parts: Any = dict.fromkeys(explanations.Explanation._fields, "given")
@@ -404,14 +404,14 @@ def test_what_is_found_is_kept_with_its_number_of_contexts(tmp_path):
     regions = lim.boundary_regions(lim.token_grid(6), 0.2)
     measured = Influence.from_energies(jax.device_put(energies), regions)
     file = unfinished / runs.EXPLANATION
-    assert runs.recorded_contexts(unfinished) is None
+    assert runs.count_recorded_contexts(unfinished) is None
     with pytest.raises(ZeroDivisionError):
         runs._once(file, 3, lambda: 1 / 0)
-    assert runs.recorded_contexts(unfinished) is None
+    assert runs.count_recorded_contexts(unfinished) is None
     runs._once(file, 3, lambda: measured)
     found = runs._once(file, 5, lambda: 1 / 0)
     np.testing.assert_array_equal(found.energy, measured.energy)
-    assert runs.recorded_contexts(unfinished) == 3
+    assert runs.count_recorded_contexts(unfinished) == 3
 
 
 def test_a_network_is_explained_and_with_all_certificates_has_its_cone_mass(monkeypatch, tmp_path):
@@ -470,13 +470,13 @@ def test_what_measuring_takes_is_counted_in_passes(monkeypatch):
         ([9, 10], 1, 0, 4.5 + 9),
         ([10, 10], 2, 1, 18 + 1),
     ):
-        found = time_budget.measuring_seconds(network, lengths, shown, answered)
+        found = time_budget.estimate_seconds(network, lengths, shown, answered)
         np.testing.assert_allclose(found - time_budget.COMPILING, passes * one, rtol=1e-9)
     # Products are 65 % of the time, and take half of it in half precision.
     half = dataclasses.replace(network, flow=dataclasses.replace(network.flow, compute="bfloat16"))
     for found in (
-        time_budget.measuring_seconds(half, [10], 0),
-        time_budget.measuring_seconds(network, [10], 0, compute="bfloat16"),
+        time_budget.estimate_seconds(half, [10], 0),
+        time_budget.estimate_seconds(network, [10], 0, compute="bfloat16"),
     ):
         expected = 4.5 * one * (0.65 / 2 + 0.35)
         np.testing.assert_allclose(found - time_budget.COMPILING, expected, rtol=1e-9)
@@ -505,7 +505,7 @@ def test_of_experts_a_token_meets_those_that_are_chosen():
     """Of four with two matrices of six weights, beside a router of twelve."""
     experts = Experts(None, jnp.ones((4, 2, 3)), jnp.ones((4, 3, 2)))
     mixture = MixtureOfExperts(lambda z: z, jnp.ones((4, 3)), experts, Routing(3))
-    assert time_budget._weights_met(SumOfFields((mixture,))) == 12 + 3 * (6 + 6)
+    assert time_budget._count_weights(SumOfFields((mixture,))) == 12 + 3 * (6 + 6)
 
 
 def asked_of_ten(windows):
@@ -555,7 +555,7 @@ def test_one_context_is_explained_where_there_is_one(monkeypatch):
     found = time_budget.choose_contexts(asked_of_ten(windows), windows, regions, None)
     assert found.contexts == 1
     budget = found._replace(seconds=42.0, certificate_seconds=400.0)
-    said = explain_command.announced("Wren, answer", [10], budget, "deciding")
+    said = explain_command.announcement("Wren, answer", [10], budget, "deciding")
     assert said == (
         "Explaining Wren, answer, on 1 context of 10 tokens: density, channels, hops, heads, "
         "certificates that can decide: about 40 seconds. "

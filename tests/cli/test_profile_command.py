@@ -325,70 +325,107 @@ def margin_of(ids):
     return np.mean(logsumexp(odds, axis=1) - right)
 
 
-@pytest.mark.slow
-def test_parts_are_scored_by_leaving_them_out_and_a_run_goes_on(
-    folder, data, tmp_path, monkeypatch, capsys
-):
+class LeftOut(NamedTuple):
+    """What leaving out wrote and printed, and the programs that three runs called.
+
+    The first run was stopped as it scored a third time, the second went on, the third began anew.
+    """
+
+    out: Path
+    printed: str
+    programs: list[int]
+
+
+@pytest.fixture(scope="module")
+def left_out(folder, tmp_path_factory):
+    root = tmp_path_factory.mktemp("left_out")
+    data = write_data(root)
     without = leave_one_out.losses_without
-    calls = []
+    scores = models.ids._scores
+    contexts = []
+    called = []
 
     def stopping(*arguments, **options):
-        if len(calls) == 2:
-            calls.append(None)
+        contexts.append(arguments[1])
+        if len(contexts) == 3:
             raise KeyboardInterrupt
-        calls.append(arguments[1])
         return without(*arguments, **options)
 
-    monkeypatch.setattr(leave_one_out, "losses_without", stopping)
-    out = tmp_path / "out"
-    arguments = ["profile", str(folder), "--data", str(data), "--loss", "margin"]
-    arguments += ["--method", "leave-one-out", "--out", str(out)]
     programs = []
-    scores = models.ids._scores
-    monkeypatch.setattr(models.ids, "_scores", lambda *of: programs.append(of) or scores(*of))
-    assert main(arguments) == 130
-    first = len(programs)
-    assert main(arguments) == 0 and first > 0
-    in_two_runs = len(programs)
-    assert main([*arguments[:-1], str(tmp_path / "anew")]) == 0
-    assert len(programs) == 2 * in_two_runs, "nothing is measured twice"
-    gains = {"first": [], "second": []}
-    of_context = []
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(printed):
+        patched.setattr(leave_one_out, "losses_without", stopping)
+        patched.setattr(models.ids, "_scores", lambda *of: called.append(of) or scores(*of))
+        for name, status in (("out", 130), ("out", 0), ("anew", 0)):
+            arguments = ["profile", str(folder), "--data", str(data), "--loss", "margin"]
+            arguments += ["--method", "leave-one-out", "--out", str(root / name)]
+            assert main(arguments) == status
+            programs.append(len(called))
+            called.clear()
+    return LeftOut(root / "out", printed.getvalue(), programs)
+
+
+@pytest.fixture(scope="module")
+def gains():
+    """How much the margin loses without a part: contexts, names and numbers, by NumPy."""
+    found = []
     for number, pair in enumerate(zip(PROMPTS, ANSWERS, strict=True)):
         ids = np.concatenate(pair)
-        spans = SPANS[: 1 + number % 3]
         whole = margin_of(ids)
-        for start, end, name in spans:
-            gains[name].append(margin_of(np.delete(ids, range(start, end))) - whole)
-            of_context.append((number, name, gains[name][-1]))
-    rows = table(out / "records.csv")
+        for start, end, name in SPANS[: 1 + number % 3]:
+            gain = margin_of(np.delete(ids, range(start, end))) - whole
+            found.append((number, name, gain))
+    return found
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_goes_on_and_measures_nothing_twice(left_out):
+    first, rest, anew = left_out.programs
+    assert first > 0
+    assert first + rest == anew
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row, name", list(enumerate(RECORDS)))
+def test_a_part_is_scored_by_leaving_it_out(left_out, gains, row, name):
+    one = table(left_out.out / "records.csv")[row]
+    assert one["name"] == name
+    gained = [gain for _, of, gain in gains if of == name]
+    error = np.std(gained, ddof=1) / np.sqrt(len(gained))
+    expected = np.array([np.mean(gained), error, len(gained)])
+    found = [float(one[of]) for of in ("score", "error", "contexts")]
+    np.testing.assert_allclose(found, expected, rtol=2e-3)
+    assert one["most"] == "" and f"{found[0]:+.3f}  {found[1]:>8.3f}" in left_out.printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row, name", list(enumerate(RECORDS)))
+def test_a_parts_share_is_that_of_the_scores_sizes(left_out, gains, row, name):
+    """Of contexts with both, the share of a score among the sizes of both."""
+    sizes = [sum(abs(gain) for at, _, gain in gains if at == n) for n in range(len(PROMPTS))]
+    shares = [gain / sizes[n] for n, of, gain in gains if of == name]
+    found = table(left_out.out / "records.csv")[row]["of_documents"]
+    assert float(found) == pytest.approx(np.mean(shares), rel=2e-3)
+
+
+@pytest.mark.slow
+def test_each_contexts_scores_are_written(left_out, gains):
+    rows = [row for row in table(left_out.out / "records_by_context.csv") if row["name"]]
+    assert [(int(row["context"]), row["name"]) for row in rows] == [one[:2] for one in gains]
+    scores = [gain for *_, gain in gains]
+    np.testing.assert_allclose(column(rows, "score"), scores, rtol=2e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_scores_by_leaving_out_are_named_and_no_densities_are_written(left_out):
+    rows = table(left_out.out / "records.csv")
     assert [row["name"] for row in rows] == ["first", "second", ""]
-    printed = capsys.readouterr().out
-    for row, (name, gained) in zip(rows, gains.items(), strict=False):
-        error = np.std(gained, ddof=1) / np.sqrt(len(gained))
-        expected = np.array([np.mean(gained), error, len(gained)])
-        found = [float(row[name]) for name in ("score", "error", "contexts")]
-        np.testing.assert_allclose(found, expected, rtol=2e-3)
-        assert row["most"] == "" and f"{found[0]:+.3f}  {found[1]:>8.3f}" in printed
-        # Of contexts with both, the share of a score among the sizes of both.
-        sizes = [sum(abs(one[2]) for one in of_context if one[0] == n) for n in range(4)]
-        shares = [gain / sizes[n] for n, of, gain in of_context if of == name]
-        assert float(row["of_documents"]) == pytest.approx(np.mean(shares), rel=2e-3)
-    by_context = table(out / "records_by_context.csv")
-    found = [(int(row["context"]), row["name"]) for row in by_context if row["name"]]
-    assert found == [one[:2] for one in of_context]
-    np.testing.assert_allclose(
-        column([row for row in by_context if row["name"]], "score"),
-        [one[2] for one in of_context],
-        rtol=2e-3,
-        atol=1e-5,
-    )
-    document = json.loads((out / "profile.json").read_text())
+    document = json.loads((left_out.out / "profile.json").read_text())
     assert (document["method"], document["loss"]) == ("leave-one-out", "margin")
     assert document["records"][0]["score"] == float(rows[0]["score"])
-    assert "by leave-one-out, 4 passes each: about" in printed
-    assert "Leave --method out for densities" in printed
-    assert {path.name for path in out.iterdir()} == {
+    assert "by leave-one-out, 4 passes each: about" in left_out.printed
+    assert "Leave --method out for densities" in left_out.printed
+    assert {path.name for path in left_out.out.iterdir()} == {
         "profile.json",
         "records.csv",
         "records_by_context.csv",
@@ -538,7 +575,7 @@ def test_a_page_shows_the_first_contexts(folder, data, tmp_path, undrawn, monkey
     assert len(measured) == 2  # the two that are not shown
     assert options["title"] == f"What does {folder.name} use of data.jsonl?"
     assert options["measured"] == 4 and options["names"] == ["context 0", "context 1"]
-    named = [[(span.name, span.places.tolist()) for span in spans] for spans in options["spans"]]
+    named = [[(span.name, span.positions.tolist()) for span in spans] for spans in options["spans"]]
     assert named == [[("first", [0, 1])], [("first", [0, 1]), ("second", [2, 3, 4])]]
     assert [one.name for one in options["records"]] == ["first", "second", ""]
     every = euclidean_energies(folder, "margin_loss")

@@ -14,7 +14,7 @@ from reference.publishers import CONFIGS, spelt, write_with_letters
 from scipy import stats
 
 from lim_jax import models, results
-from lim_jax.attribution.orders import averaged_orders
+from lim_jax.attribution.orders import average_orders
 from lim_jax.cli.commands import main
 from lim_jax.prompts.contexts import Context, Span
 from lim_jax.prompts.document_orders import ShuffledContexts
@@ -250,7 +250,7 @@ def test_orders_of_other_lengths_are_averaged_on_the_first_ones_tokens():
         ("the rest",), np.zeros((2, 1), int), (context(4, [0]), context(6, [2, 3]))
     )
     energies = [np.array([4.0, 1.0, 2.0, 1.0]), np.array([3.0, 1.0, 2.0, 6.0, 0.0, 3.0])]
-    alone, averaged, shares = averaged_orders([line], energies)
+    alone, averaged, shares = average_orders([line], energies)
     second = np.repeat(energies[1], 2).reshape(4, 3).mean(axis=1)
     np.testing.assert_allclose(averaged[0], (energies[0] + second) / 2, rtol=1e-12)
     assert alone == [line.contexts[0]]
@@ -258,5 +258,5 @@ def test_orders_of_other_lengths_are_averaged_on_the_first_ones_tokens():
     assert [(one.name, one.kind) for one in shares] == [("the rest", "part"), ("", "rest")], (
         "a name of ours"
     )
-    np.testing.assert_allclose(shares[0].held, expected)
-    np.testing.assert_allclose(shares[1].held, np.array([[1, 5, 1]]) - expected)
+    np.testing.assert_allclose(shares[0].values, expected)
+    np.testing.assert_allclose(shares[1].values, np.array([[1, 5, 1]]) - expected)

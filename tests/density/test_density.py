@@ -116,6 +116,14 @@ def test_an_equinox_model_of_another_architecture():
     np.testing.assert_allclose(result.energy, expected, rtol=1e-7)
 
 
+def test_without_influence_indices_are_zero_also_where_nothing_is_added_to_denominators():
+    found = lim.indices(jnp.zeros(3), 0.0)
+    assert [float(number) for number in found] == [0.0] * 6
+    # In the middle alone there is influence: the limit of the index as epsilon goes to zero.
+    only = lim.indices(jnp.array([0.0, 2.0, 0.0]), 0.0)
+    assert (float(only.lim), float(only.symmetric_contrast)) == (-np.inf, -1.0)
+
+
 def test_indices_by_hand():
     # `eq:gd-lim-gap`, `eq:gd-lim-index`, `eq:gd-lim-symmetric-contrast`.
     averages = jnp.array([3.2269, 0.1417, 1.3479])

@@ -13,7 +13,7 @@ import lim_jax as lim
 from lim_jax import explanations, models
 from lim_jax.adjoint.ledger import channels
 from lim_jax.explanations import certificates, explanation
-from lim_jax.explanations.account import asked_of_windows, parts_of_ids
+from lim_jax.explanations.account import parts_of_ids, targets_of_windows
 from lim_jax.explanations.explanation import average_cone_mass
 from lim_jax.loss import last_token, teacher_forcing
 
@@ -34,7 +34,7 @@ def model():
 @cache
 def found():
     """The contexts' ids, what is asked of them, and their adjoints."""
-    asked = asked_of_windows(model(), WINDOWS, teacher_forcing(LENGTH))
+    asked = targets_of_windows(model(), WINDOWS, teacher_forcing(LENGTH))
     loss = models.CausalLM.loss
     parts = []
     for at in range(COUNT):
@@ -82,7 +82,7 @@ def test_the_covectors_bound_the_layers_amplification_from_below():
 @pytest.mark.slow
 def test_the_first_tokens_contributions_are_those_of_dense_blocks():
     _, blocks, covectors = dense()
-    states, met = found()[-1].met
+    states, met = found()[-1].attention_input
     np.testing.assert_allclose(met, covectors, rtol=1e-10, atol=1e-14)
     parts = np.einsum("nixa,nix->nia", blocks[:, :, 0], covectors)
     expected = np.einsum("nia,nja->ij", parts, parts).min() / COUNT
@@ -159,77 +159,113 @@ def test_contexts_with_queries_of_their_own_are_explained_as_each_by_itself():
     assert "right-biased queries" not in names and len(names) == 4
 
 
+FOUR_CELLS = lim.boundary_regions(lim.token_grid(4), 0.3)
+OF_LENGTHS = [np.asarray(WINDOWS[0]), np.asarray(WINDOWS[1, :4])]
+THEIR_QUERIES = [np.array([0.0, 0.25, 0.0, 0.0, 0.75]), np.array([0.0, 0.0, 1.0])]
+
+
+@pytest.fixture(scope="module")
+def of_lengths():
+    """The explanation of contexts of five tokens and of three, on four cells."""
+    return explanations.explain(model(), OF_LENGTHS, THEIR_QUERIES, FOUR_CELLS, key=KEY)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Each of these contexts' own adjoint, which `test_account` holds to gradients."""
+    asked = targets_of_windows(model(), OF_LENGTHS, THEIR_QUERIES)
+    found = []
+    for at, window in enumerate(OF_LENGTHS):
+        ids = jnp.asarray(window[:-1])
+        asks = jax.tree.map(lambda leaf, at=at: leaf[at], asked)
+        found.append(parts_of_ids(model(), ids, asks, 0, models.CausalLM.loss))
+    return found
+
+
+def energies_alone(alone):
+    return [(np.asarray(one.vectors).sum(axis=0) ** 2).sum(axis=1) for one in alone]
+
+
+def own_regions(length):
+    return lim.boundary_regions(lim.token_grid(length), 0.3)
+
+
+def carried(energy):
+    """A profile of any length on four cells, by overlap."""
+    edges, targets = (np.arange(n + 1) / n for n in (len(energy), 4))
+    whole = np.interp(targets, edges, np.append(0, np.cumsum(energy) / len(energy)))
+    return 4 * np.diff(whole)
+
+
 @pytest.mark.slow
-def test_contexts_of_several_lengths_are_explained_whole():
-    """Each on its own tokens and regions; profiles on a common grid of four cells by overlap."""
-    windows = [np.asarray(WINDOWS[0]), np.asarray(WINDOWS[1, :4])]
-    rows = [np.array([0.0, 0.25, 0.0, 0.0, 0.75]), np.array([0.0, 0.0, 1.0])]
-    regions = lim.boundary_regions(lim.token_grid(4), 0.3)
-    found = explanations.explain(model(), windows, rows, regions, key=KEY)
-    network = model()
-    # Each context's own adjoint, which `test_account` holds to gradients.
-    asked = asked_of_windows(network, windows, rows)
-    parts = [
-        parts_of_ids(
-            network,
-            jnp.asarray(window[:-1]),
-            jax.tree.map(lambda leaf, at=at: leaf[at], asked),
-            0,
-            models.CausalLM.loss,
-        )
-        for at, window in enumerate(windows)
-    ]
-    vectors = [np.asarray(one.vectors) for one in parts]
-    own = [(of.sum(axis=0) ** 2).sum(axis=1) for of in vectors]
-    for one, expected in zip(found.token_energies, own, strict=True):
+def test_contexts_of_several_lengths_have_energies_on_their_own_tokens(of_lengths, alone):
+    for one, expected in zip(of_lengths.token_energies, energies_alone(alone), strict=True):
         np.testing.assert_allclose(one, expected, rtol=1e-10)
 
-    def carried(energy):
-        edges, targets = (np.arange(n + 1) / n for n in (len(energy), 4))
-        whole = np.interp(targets, edges, np.append(0, np.cumsum(energy) / len(energy)))
-        return 4 * np.diff(whole)
 
-    np.testing.assert_allclose(
-        found.influence.energy, np.mean([carried(one) for one in own], axis=0), rtol=1e-10
-    )
+@pytest.mark.slow
+def test_contexts_of_several_lengths_have_their_mean_influence_by_overlap(of_lengths, alone):
+    expected = np.mean([carried(one) for one in energies_alone(alone)], axis=0)
+    np.testing.assert_allclose(of_lengths.influence.energy, expected, rtol=1e-10)
+
+
+@pytest.mark.slow
+def test_contexts_of_several_lengths_have_their_mean_parts_by_overlap(of_lengths, alone):
+    vectors = [np.asarray(one.vectors) for one in alone]
     channel = [[carried((c**2).sum(axis=1)) for c in of] for of in vectors]
-    hops = [[carried(hop) for hop in np.asarray(one.hop_energies)] for one in parts]
-    scales = [np.mean(np.asarray(one.state) ** 2) * 4 for one in parts]
+    hops = [[carried(hop) for hop in np.asarray(one.hop_energies)] for one in alone]
+    scales = [np.mean(np.asarray(one.state) ** 2) * 4 for one in alone]
     relative = [np.array(one) * scale for one, scale in zip(channel, scales, strict=True)]
     for profiles, expected in (
-        (found.channel_energies, channel),
-        (found.hop_energies, hops),
-        (found.relative_energies, relative),
+        (of_lengths.channel_energies, channel),
+        (of_lengths.hop_energies, hops),
+        (of_lengths.relative_energies, relative),
     ):
         np.testing.assert_allclose(profiles, np.mean(expected, axis=0), rtol=1e-9, atol=1e-13)
-    masses = [
-        carried(
-            average_cone_mass(
-                network,
-                jax.device_put(window[None]),
-                lim.boundary_regions(lim.token_grid(len(window) - 1), 0.3),
-            ).value
-        )
-        for window in windows
+
+
+@pytest.mark.slow
+def test_contexts_of_several_lengths_have_their_mean_cone_mass_by_overlap():
+    masses = []
+    for window in OF_LENGTHS:
+        regions = own_regions(len(window) - 1)
+        mass = average_cone_mass(model(), jax.device_put(window[None]), regions)
+        masses.append(carried(mass.value))
+    found = average_cone_mass(model(), OF_LENGTHS, FOUR_CELLS)
+    np.testing.assert_allclose(found.value, np.mean(masses, axis=0), rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_contexts_of_several_lengths_are_averaged_on_their_own_regions(of_lengths, alone):
+    averages = [
+        lim.regional_averages(jax.device_put(one), own_regions(len(one)))
+        for one in energies_alone(alone)
     ]
-    mass = average_cone_mass(network, windows, regions)
-    np.testing.assert_allclose(mass.value, np.mean(masses, axis=0), rtol=1e-9)
-    # The channels' regional energies are of each context's own regions.
-    means = np.mean(
-        [
-            lim.regional_averages(one, lim.boundary_regions(lim.token_grid(len(one)), 0.3))
-            for one in map(jax.device_put, own)
-        ],
-        axis=0,
-    )
-    np.testing.assert_allclose(found.regional.totals, means, rtol=1e-10)
-    assert found.without_queries is None  # the last token of three asks, a whole region
-    assert [one.name for one in found.certificates] == [
+    np.testing.assert_allclose(of_lengths.regional.totals, np.mean(averages, axis=0), rtol=1e-10)
+    # The last token of three asks, a whole region.
+    assert of_lengths.without_queries is None
+
+
+@pytest.mark.slow
+def test_contexts_of_several_lengths_are_judged_by_channels_alone(of_lengths):
+    assert [one.name for one in of_lengths.certificates] == [
         "double deficit from channel bounds",
         "exact characterisation",
     ]
-    for few in (windows[:1], []):
-        with pytest.raises(ValueError, match="query_weights: got 2 rows, expe|windows: got none"):
-            explanations.explain(model(), few, rows, regions, key=KEY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "windows, said",
+    [(OF_LENGTHS[:1], "query_weights: got 2 rows, expe"), ([], "windows: got none")],
+)
+def test_contexts_of_several_lengths_have_a_row_of_weights_each(windows, said):
+    with pytest.raises(ValueError, match=said):
+        explanations.explain(model(), windows, THEIR_QUERIES, FOUR_CELLS, key=KEY)
+
+
+@pytest.mark.slow
+def test_contexts_of_several_lengths_have_no_weights_in_common():
+    weights = teacher_forcing(LENGTH)
     with pytest.raises(ValueError, match="query_weights: got .*, expected a list of rows"):
-        explanations.explain(model(), windows, teacher_forcing(LENGTH), regions, key=KEY)
+        explanations.explain(model(), OF_LENGTHS, weights, FOUR_CELLS, key=KEY)

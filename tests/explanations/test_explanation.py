@@ -1,6 +1,7 @@
 """The language model and its explanation: learning, and numbers that other modules give."""
 
 from functools import cache, partial
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -94,13 +95,27 @@ def explained(ask, depth=0, certificates: Judged = "deciding"):
     )
 
 
-@pytest.mark.slow
-def test_at_a_depth_the_rest_of_the_network_is_explained_on_the_states_there():
-    """By a network of the one layer that follows, whose input is the state after the first.
+close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-14)
 
-    Dear by the explanation, which computes all that certificates may ask, of two losses' kinds.
-    """
-    found = explained(last_token, 1, "all")
+
+def squared_norms(vectors):
+    return (np.asarray(vectors) ** 2).sum(axis=-1)
+
+
+class RestOfNetwork(NamedTuple):
+    """What the layer after depth one has of each context."""
+
+    states: Any
+    initial: Any
+    parts: Any  # the three channels of the initial covector
+    derivatives: Any
+    blocks: Any  # of its attention
+    met: Any  # covectors that the attention meets
+
+
+@pytest.fixture(scope="module")
+def rest():
+    """By a network of the one layer that follows, whose input is the state after the first."""
     network = model()
     layers = jax.tree.map(lambda leaf: jax.device_put(leaf[1:]), on_host(network.flow.layers))
     rest = lim.ResidualFlow(layers, 1.0, step=lim.split)
@@ -113,50 +128,82 @@ def test_at_a_depth_the_rest_of_the_network_is_explained_on_the_states_there():
         sites = attention_sites(rest, ledger.states, ledger.covectors, grid)
         attention = jax.tree.map(lambda leaf: leaf[0], sites.attention)
         parts = ledger.covectors[-1], ledger.cone_by_depth[0], ledger.local_by_depth[0]
-        states = ledger.states[0], ledger.covectors[0], jnp.stack(parts)
-        derivative = jax.jacfwd(lambda x: rest(x, grid))(x)
-        return *states, derivative, kernel_blocks(attention, x, grid), sites.covectors[0]
+        return RestOfNetwork(
+            ledger.states[0],
+            ledger.covectors[0],
+            jnp.stack(parts),
+            jax.jacfwd(lambda x: rest(x, grid))(x),
+            kernel_blocks(attention, x, grid),
+            sites.covectors[0],
+        )
 
-    dense = on_host(jax.jit(partial(jax.lax.map, one))(batch(last_token(LENGTH))))
-    states, initial, parts, derivatives, blocks, met = dense
+    return on_host(jax.jit(partial(jax.lax.map, one))(batch(last_token(LENGTH))))
 
-    def energies(vectors):
-        return (np.asarray(vectors) ** 2).sum(axis=-1)
 
-    close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-14)
-    close(found.influence.energy, energies(initial).mean(axis=0))
-    close(found.channel_energies, energies(parts).mean(axis=0))
-    scales = energies(states).mean(axis=1)
-    relative = scales[:, None, None] * energies(parts)
+@pytest.fixture(scope="module")
+def explained_from_depth_one():
+    """Dear: all that certificates may ask is computed."""
+    return explained(last_token, 1, "all")
+
+
+@pytest.mark.slow
+def test_at_a_depth_influence_and_channels_are_of_the_states_there(explained_from_depth_one, rest):
+    found = explained_from_depth_one
+    close(found.influence.energy, squared_norms(rest.initial).mean(axis=0))
+    close(found.channel_energies, squared_norms(rest.parts).mean(axis=0))
+    scales = squared_norms(rest.states).mean(axis=1)
+    relative = scales[:, None, None] * squared_norms(rest.parts)
     close(found.relative_energies, relative.mean(axis=0))
-    # The layer's only hop is its cone.
-    hops = np.stack([parts[:, 0] + parts[:, 2], parts[:, 1]], axis=1)
-    close(found.hop_energies[:2], energies(hops).mean(axis=0))
+
+
+@pytest.mark.slow
+def test_at_the_last_depth_the_layers_only_hop_is_its_cone(explained_from_depth_one, rest):
+    found = explained_from_depth_one
+    hops = np.stack([rest.parts[:, 0] + rest.parts[:, 2], rest.parts[:, 1]], axis=1)
+    close(found.hop_energies[:2], squared_norms(hops).mean(axis=0))
     close(found.hop_energies[2:], 0)
+
+
+@pytest.mark.slow
+def test_the_depth_of_an_explanation_is_recorded_and_shown(explained_from_depth_one):
+    found = explained_from_depth_one
     assert found.depth == found.record()["depth"] == 1
     assert "at depth 1 " in explanation_table(found)
-    size = states[0].size
-    moved = derivatives.reshape(-1, size, size) - np.eye(size)
+
+
+def assert_judges_alike(found, expected):
+    assert found.name == expected.name
+    for ours, theirs in zip(found.inequalities, expected.inequalities, strict=True):
+        close(ours.greater, theirs.greater)
+        close(ours.lesser, theirs.lesser)
+
+
+@pytest.mark.slow
+def test_at_a_depth_recencys_survival_is_judged_by_the_layers_that_follow(
+    explained_from_depth_one, rest
+):
+    size = rest.states[0].size
+    moved = rest.derivatives.reshape(-1, size, size) - np.eye(size)
     growth = np.linalg.norm(moved, ord=2, axis=(1, 2))
-    contributions = LENGTH * np.einsum("nijab,nia->jnib", blocks, met)
-    gamma = np.einsum("jnib,jnrb->jir", contributions, contributions) / len(states)
-    future = [slice(j, None) for j in range(LENGTH)]  # of each position
-    lowest, largest = (
-        np.array([extreme(of[at, at]) for of, at in zip(gamma, future, strict=True)])
-        for extreme in (np.min, lambda of: np.abs(of).max())
-    )
+    terminal, initial, growth = jax.device_put((rest.parts[:, 0], rest.initial, growth))
+    expected = criteria.recency_survival(terminal, initial, growth, REGIONS)
+    assert_judges_alike(explained_from_depth_one.certificates[1], expected)
+
+
+@pytest.mark.slow
+def test_at_a_depth_primacys_noncancellation_is_judged_by_the_layers_that_follow(
+    explained_from_depth_one, rest
+):
+    contributions = LENGTH * np.einsum("nijab,nia->jnib", rest.blocks, rest.met)
+    gamma = np.einsum("jnib,jnrb->jir", contributions, contributions) / len(rest.states)
+    future = [one[j:, j:] for j, one in enumerate(gamma)]  # of each position
+    lowest = np.array([of.min() for of in future])
+    largest = np.array([np.abs(of).max() for of in future])
     shares = 1 - np.arange(LENGTH) / LENGTH
-    cone = (lowest, largest, energies(parts[:, 1]).mean(axis=0), shares, np.ones(()))
-    terminal, initial, growth = jax.device_put((parts[:, 0], initial, growth))
-    expected = (
-        criteria.recency_survival(terminal, initial, growth, REGIONS),
-        criteria.primacy_noncancellation(JointCone(*jax.device_put(cone)), REGIONS),
-    )
-    for certificate, other in zip(found.certificates[1:3], expected, strict=True):
-        assert certificate.name == other.name
-        for one_side, other_side in zip(certificate.inequalities, other.inequalities, strict=True):
-            close(one_side.greater, other_side.greater)
-            close(one_side.lesser, other_side.lesser)
+    energies = squared_norms(rest.parts[:, 1]).mean(axis=0)
+    cone = JointCone(*jax.device_put((lowest, largest, energies, shares, np.ones(()))))
+    expected = criteria.primacy_noncancellation(cone, REGIONS)
+    assert_judges_alike(explained_from_depth_one.certificates[2], expected)
 
 
 def test_explanations_are_of_depths_before_the_last_state():

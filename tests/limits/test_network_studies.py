@@ -148,7 +148,7 @@ def test_a_depth_flow_is_solved_as_well_on_every_grid():
     """
     flow = lim.ContinuousFlow(LayerwiseControl(averaging([1.5])))
     grid = lim.token_grid(12)
-    runs: Any = network_studies._runs(flow, grids(lim.token_grid), None, None)
+    runs: Any = network_studies._network_runs(flow, grids(lim.token_grid), None, None)
     references: Any = network_studies._reference_runs(flow, runs, None, {})
     check, limit = references
     assert [run.grid.size for run in runs.values()] == list(SIZES)

@@ -77,7 +77,8 @@ def test_errors_in_depth_are_the_largest_of_all_times_also_between_layers():
     direction = np.array([[1.0], [2.0]])
     size = np.sqrt(np.asarray(grid.weights) @ [1, 4])
     flow, layers = (np.array(at)[:, None, None] * direction for at in ([0, 6, 0, 0, 0], [1, 3, 2]))
-    limit = depth._Limit(lambda time: None, unit_profile, grid, np.linspace(0, 2, 5), flow, 0.0)
+    times = np.linspace(0, 2, 5)
+    limit = depth._DepthLimit(lambda time: None, unit_profile, grid, times, flow, 0.0)
     np.testing.assert_allclose(limit.error_on_layers(layers), 3 * size, rtol=1e-12)
     np.testing.assert_allclose(limit.error_between_layers(layers), 5 * size, rtol=1e-12)
 

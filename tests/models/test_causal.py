@@ -174,7 +174,9 @@ def test_queries_that_do_not_fit_are_refused(model, as_users_run):
     first = jax.device_put(TOKENS[:1])
     loss = eqx.filter_jit(models.CausalLM.terminal_loss)
     for place in (7, -1):
-        with pytest.raises(eqx.EquinoxRuntimeError, match="places: expected numbers from 0 to 6"):
+        with pytest.raises(
+            eqx.EquinoxRuntimeError, match="positions: expected numbers from 0 to 6"
+        ):
             jax.block_until_ready(
                 loss(model, state, Targets(first, one, jax.device_put(np.array([place]))))
             )

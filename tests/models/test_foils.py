@@ -137,5 +137,7 @@ def test_fewer_queries_than_places_need_their_places():
     state = jax.device_put(np.ones((6, 4)))
     for few, loss in ((1, models.CausalLM.loss), (3, models.CausalLM.margin_loss)):
         y = Targets(jnp.arange(few), jnp.full(few, 1 / few))
-        with pytest.raises(ValueError, match=f"places: got {few} queries of a context of 6 places"):
+        with pytest.raises(
+            ValueError, match=f"positions: got {few} queries of a context of 6 places"
+        ):
             loss.terminal(model, state, y)

@@ -70,7 +70,7 @@ def test_with_keys_and_values_kept_logits_are_those_of_the_whole_context(name, t
 @pytest.mark.slow
 @pytest.mark.parametrize("held", ["kept", "opened"])
 def test_so_they_are_of_weights_that_are_fetched(held, tmp_path):
-    model = model_of("gemma2", tmp_path, kept="bfloat16")
+    model = model_of("gemma2", tmp_path, storage_dtype="bfloat16")
     model = models.open(tmp_path) if held == "opened" else model
     expected = eqx.filter_jit(models.CausalLM.logits)(model, jnp.asarray(IDS))[KNOWN - 1 :]
     found = logits_by_kept(model, IDS)

@@ -145,7 +145,7 @@ def test_energies_that_are_interrupted_go_on_to_the_same_bits(model, tmp_path, m
     def stopping(*arguments):
         if len(measured) == 2:
             raise KeyboardInterrupt
-        measured.append(int(np.asarray(arguments[3].places).max()))
+        measured.append(int(np.asarray(arguments[3].positions).max()))
         return measure(*arguments)
 
     monkeypatch.setattr(models.ids, "_energy", stopping)
@@ -280,7 +280,7 @@ def test_queries_are_filled_up_but_where_each_context_has_one(model, monkeypatch
     queries = []
 
     def energy(loss, model, ids, y, scale):
-        queries.append((y.targets.shape, y.weights.tolist(), y.places.tolist()))
+        queries.append((y.targets.shape, y.weights.tolist(), y.positions.tolist()))
         return np.zeros(ids.shape)
 
     monkeypatch.setattr(models.ids, "_energy", energy)

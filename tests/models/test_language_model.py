@@ -81,9 +81,9 @@ def test_each_part_is_that_of_the_files(kind, folder, monkeypatch):
 
 
 def test_weights_are_kept_as_by_load(folder):
-    model = LanguageModel.from_pretrained(folder, kept="bfloat16")
+    model = LanguageModel.from_pretrained(folder, storage_dtype="bfloat16")
     assert isinstance(model.network.flow.layers, HalfLayers)
-    rounded = models.load(folder, kept="bfloat16")
+    rounded = models.load(folder, storage_dtype="bfloat16")
     np.testing.assert_array_equal(logits(model.network), logits(rounded))
 
 

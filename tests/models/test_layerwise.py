@@ -99,7 +99,7 @@ def test_files_of_another_run_and_what_is_not_finite_are_refused(model, tmp_path
         layerwise.energies_by_layers(LOSS, model, *batch, tmp_path, RUN, until(2))
     with pytest.raises(ValueError, match="checkpoint: got .*of function a test"):
         layerwise.energies_by_layers(LOSS, model, *batch, tmp_path, {"function": "another"})
-    infinite = LossOfLogits("infinite", lambda *parts: LOSS.of_logits(*parts) + jnp.inf)
+    infinite = LossOfLogits("infinite", lambda *parts: LOSS.from_logits(*parts) + jnp.inf)
     with pytest.raises(eqx.EquinoxRuntimeError, match="loss: got NaN or infinite"):
         layerwise.energies_by_layers(infinite, model, *batch, tmp_path, RUN)
 

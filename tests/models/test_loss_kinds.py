@@ -26,7 +26,7 @@ PLACES = np.arange(len(PROMPT) - 1, len(PROMPT + ANSWER) - 1)  # which have the 
 
 def asked(name):
     foil = FOIL if LOSSES[name].needs_foil else ""
-    return context_of(RenderedPrompt(PROMPT), ANSWER, asked=name, foil=foil)
+    return context_of(RenderedPrompt(PROMPT), ANSWER, loss=name, foil=foil)
 
 
 def margin(row, answer):
@@ -90,7 +90,9 @@ def test_each_loss_is_its_formula_and_its_terminal_after_the_network():
 @pytest.mark.usefixtures("as_users_run")
 def test_a_loss_is_added_by_an_entry_alone(monkeypatch):
     """Thrice the margin, at the answer's first place: contexts, energies and a page's accounts."""
-    triple = LossOfLogits("triple", lambda logits, y: 3 * CausalLM.margin_loss.of_logits(logits, y))
+    triple = LossOfLogits(
+        "triple", lambda logits, y: 3 * CausalLM.margin_loss.from_logits(logits, y)
+    )
 
     def first(answered):
         return np.eye(answered.size)[answered.argmax()]
@@ -117,10 +119,10 @@ def test_a_loss_is_added_by_an_entry_alone(monkeypatch):
 def test_a_loss_of_no_name_or_of_two_passes_is_refused():
     model = byte_network(16)
     context = asked("margin")
-    with pytest.raises(ValueError, match=r'asked: got .margins., expected "next-token" or'):
+    with pytest.raises(ValueError, match=r'loss: got .margins., expected "next-token" or'):
         loss_kind("margins")
     for shown in (0, 1):
-        with pytest.raises(ValueError, match="asked: got .margins."):
+        with pytest.raises(ValueError, match="loss: got .margins."):
             measure(model, [context], "margins", shown=shown)  # pyright: ignore
     with pytest.raises(
         ValueError, match="loss: got function, expected an instance of .*LossOfLogits"

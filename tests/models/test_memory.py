@@ -25,7 +25,9 @@ def test_what_is_said_grows_as_its_parts_do(tmp_path, monkeypatch):
     tables = sum(np.asarray(table).nbytes for table in (whole.embedding, whole.head))
     found = models.profile_memory(opened, 7)
     beside = (memory.LAYERS_WHOLE - memory.LAYERS_OFFLOADED) * layer
-    np.testing.assert_allclose(found.whole - found.offloaded, layers + tables + beside, rtol=1e-12)
+    np.testing.assert_allclose(
+        found.in_memory - found.offloaded, layers + tables + beside, rtol=1e-12
+    )
 
     # A token more: its states, the widest numbers of one layer, and its logits of a slice.
     width = whole.embedding.shape[1]
@@ -62,7 +64,7 @@ def test_layers_of_kinds_are_added_up_and_recurrent_heads_count(tmp_path):
     states = 4 * layers.depth * 7 * 16
     # Twice as many layers, and the next one of each kind is read ahead.
     assert round(found.offloaded - before.offloaded) == layer + states
-    assert round(found.whole - before.whole) == layers.depth * layer + states
+    assert round(found.in_memory - before.in_memory) == layers.depth * layer + states
     assert memory._numbers_of_token(gated_delta()) == 24 * 4  # two heads of two features
 
 

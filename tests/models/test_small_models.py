@@ -12,6 +12,8 @@ import lim_jax as lim
 from lim_jax.checkpoints.text import texts_of_ids
 from lim_jax.loss import last_token
 from lim_jax.models import small_models
+from lim_jax.network.frequencies import rotary_frequencies
+from lim_jax.network.positions import Rotary
 
 LENGTH = 6
 
@@ -31,6 +33,19 @@ def test_embeddings_are_normal_and_drawn_apart():
     assert abs(np.corrcoef(entries)[0, 1]) < 5 / np.sqrt(2048)
 
 
+def test_rotary_positions_have_no_length_and_learned_ones_do():
+    def init(length, rotary):
+        sizes = {"width": 8, "heads": 2, "depth": 1}
+        return small_models.gaussian_model(9, length, rotary=rotary, key=jax.random.key(0), **sizes)
+
+    rotary = Rotary(rotary_frequencies(4))
+    assert init(None, rotary).positions is None
+    with pytest.raises(ValueError, match="length: got 8 with rotary positions, expected None"):
+        init(8, rotary)
+    with pytest.raises(ValueError, match="length: got None, expected a whole number"):
+        init(None, None)
+
+
 def test_a_context_is_embedded_by_byte_and_place_and_asks_for_the_next_byte():
     model = byte_network(LENGTH)
     windows = np.array([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]])
@@ -44,7 +59,7 @@ def test_a_context_is_embedded_by_byte_and_place_and_asks_for_the_next_byte():
             np.testing.assert_allclose(states[n, place], expected, rtol=1e-15)
     np.testing.assert_array_equal(queries.targets, windows[:, 1:])
     np.testing.assert_array_equal(queries.weights, np.tile(np.eye(LENGTH)[-1], (2, 1)))
-    assert queries.places is None
+    assert queries.positions is None
 
 
 def test_windows_lie_inside_the_text_and_begin_anywhere_in_it():

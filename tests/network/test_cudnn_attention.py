@@ -139,7 +139,7 @@ def test_the_numbers_are_the_dense_formula_s(monkeypatch):
         found = cudnn_attention.outputs_or(tiled_attention._attend)(heads, [], tiling, ())
         vectors = covectors, jnp.zeros(covectors.shape[:-1])
         by_kernel, by_tiles = (
-            cudnn_attention.pulled_or(tiled_attention._pulled)(
+            cudnn_attention.pulled_or(tiled_attention._pull_back)(
                 (*heads, *found), vectors, tiling, zero
             )
             for zero in ((False, True), (False, False))

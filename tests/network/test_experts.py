@@ -22,7 +22,7 @@ def test_groups_are_judged_by_the_sum_of_their_best():
     """The first group has the best expert, the second the best pair; the third is better than both
     by one expert alone, which a preference lets lose."""
     scores = [0.9, 0.1, 0.2, 0.6, 0.5, 0.55, 0.95, 0.05, 0.05]
-    routing = Routing(2, "sigmoid", groups=3, kept=1, best=2)
+    routing = Routing(2, "sigmoid", groups=3, topk_group=1, best=2)
     assert weights_of(routing, scores) == pytest.approx({3: 0.6 / 1.15, 5: 0.55 / 1.15})
     by_one = routing._replace(best=1)
     assert set(weights_of(by_one, scores)) == {6, 7}
@@ -77,7 +77,7 @@ def test_what_no_router_can_choose_is_refused():
     with pytest.raises(ValueError, match="routing.groups: got 1 of 3 groups of 4 experts"):
         made(Routing(1, groups=3))
     with pytest.raises(ValueError, match="routing.groups: got 3 of 2 groups"):
-        made(Routing(1, groups=2, kept=3))
+        made(Routing(1, groups=2, topk_group=3))
     with pytest.raises(ValueError, match="routing.best: got groups of 1, expected groups of at le"):
-        made(Routing(1, groups=4, kept=2, best=2))
-    made(Routing(1, groups=4, kept=4, best=2))  # where all are open none is judged
+        made(Routing(1, groups=4, topk_group=2, best=2))
+    made(Routing(1, groups=4, topk_group=4, best=2))  # where all are open none is judged

@@ -222,15 +222,15 @@ def test_angles_from_zero_and_tempers_begin_with_each_context():
     from_zero = Tempered(scale=0.5, floor=2, from_zero=True)
     query = random_states(3, 2, 4, 4)
     both = TemperedRotary((0.7, 0.1), tempered=from_zero)
-    turned = np.asarray(Rotary((0.7, 0.1)).of_keys(query, both.rope(alone)[:, :2]))
-    np.testing.assert_allclose(both.of_keys(query, both.rope(alone)), turned, rtol=1e-13)
+    turned = np.asarray(Rotary((0.7, 0.1)).encode_keys(query, both.rope(alone)[:, :2]))
+    np.testing.assert_allclose(both.encode_keys(query, both.rope(alone)), turned, rtol=1e-13)
     grown = [1 + 0.5 * math.log(1 + i // 2) for i in range(4)]
-    found = both.of_queries(query, both.rope(alone))
+    found = both.encode_queries(query, both.rope(alone))
     np.testing.assert_allclose(found, turned * np.array(grown)[:, None], rtol=1e-13)
     np.testing.assert_allclose(both.rope(packed)[3:, 2], both.rope(alone)[:, 2], rtol=1e-13)
-    found = tempered.of_queries(query, tempered.rope(alone))
+    found = tempered.encode_queries(query, tempered.rope(alone))
     np.testing.assert_allclose(found, np.asarray(query) * np.array(expected)[:, None], rtol=1e-13)
-    assert tempered.of_keys(query, tempered.rope(alone)) is query
+    assert tempered.encode_keys(query, tempered.rope(alone)) is query
 
 
 def test_unit_rotary_divides_by_the_root_mean_square():
@@ -239,4 +239,4 @@ def test_unit_rotary_divides_by_the_root_mean_square():
     grid = lim.token_grid(4)
     turned = np.asarray(Rotary((0.7,)).rotated(query, rotary.rope(grid)))
     expected = turned / np.sqrt((turned**2).mean(axis=2, keepdims=True) + 0.3)
-    np.testing.assert_allclose(rotary.of_keys(query, rotary.rope(grid)), expected, rtol=1e-12)
+    np.testing.assert_allclose(rotary.encode_keys(query, rotary.rope(grid)), expected, rtol=1e-12)

@@ -235,9 +235,9 @@ def test_the_programs_are_transposes_by_jax_too():
     @jax.jit
     def both_ways(points, covectors):
         pushed = jax.linear_transpose(
-            lambda t: tiled_attention._pushed(points, t, tiling), tangents
+            lambda t: tiled_attention._push_forward(points, t, tiling), tangents
         )
-        return pushed(covectors)[0], tiled_attention._pulled(points, covectors, tiling)
+        return pushed(covectors)[0], tiled_attention._pull_back(points, covectors, tiling)
 
     for ours, theirs in zip(*both_ways(points, covectors), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-13)

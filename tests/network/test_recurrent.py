@@ -62,69 +62,77 @@ def delta_step(field, state, key, value, beta, decay):
     return state + beta * np.outer(key, value - state.T @ key)
 
 
-def by_tokens(field, x, context, starts, left):
-    """A field's output, `left[h, j]` how much of token j head h writes."""
-    z, c = (normed(field.norm, np.asarray(rows)) for rows in (x, context))
-    if isinstance(field, ShortConvolution):
-        write, value = (
-            c @ np.asarray(matrix).T + shown(bias)
-            for matrix, bias in ((field.write, field.write_bias), (field.value, field.value_bias))
-        )
-        rows = convolved(write * value, write * value, field.taps, starts, left[0])
-        read = z @ np.asarray(field.read).T + shown(field.read_bias)
-        return (read * (rows + shown(field.tap_bias))) @ np.asarray(field.output).T + shown(
-            field.output_bias
-        )
-    heads = len(field.value)
-    read = []
+def convolution_by_tokens(field, z, c, starts, left):
+    write, value = (
+        c @ np.asarray(matrix).T + shown(bias)
+        for matrix, bias in ((field.write, field.write_bias), (field.value, field.value_bias))
+    )
+    rows = convolved(write * value, write * value, field.taps, starts, left[0])
+    read = z @ np.asarray(field.read).T + shown(field.read_bias)
+    passed = read * (rows + shown(field.tap_bias))
+    return passed @ np.asarray(field.output).T + shown(field.output_bias)
+
+
+def mixed_rows(field, name, at, own, c, starts, left):
+    """A head's queries, keys or values after the short convolution, the own row from `own`."""
+    matrix = np.asarray(getattr(field, name))[at]
+    bias = getattr(field, f"{name}_bias")
+    bias = 0 if bias is None else np.asarray(bias)[at]
+    taps = getattr(field, f"{name}_taps")
+    tap_bias = getattr(field, f"{name}_tap_bias")
+    taps = np.ones((len(matrix), 1)) if taps is None else taps[at]
+    mixed = convolved(c @ matrix.T + bias, own @ matrix.T + bias, taps, starts, left)
+    return silu(mixed + (0 if tap_bias is None else np.asarray(tap_bias)[at]))
+
+
+def writes_and_decays(field, h, c):
+    """How much of each token a head writes, and how much of its state is left before."""
+    most = np.exp(float(field.log_decay[h]))
+    rates = c
+    rate = np.ones(len(c))
+    if field.rate is not None:
+        rates = c @ np.asarray(field.rate_down).T if isinstance(field, KimiDelta) else c
+        rates = rates @ np.asarray(field.rate)[h].T + np.asarray(field.rate_bias)[h]
+        rate = np.log1p(np.exp(rates))
+    if not isinstance(field, GatedDelta):
+        rate = np.clip(rate, *field.rate_limits)
+        return rate, np.exp(-most * rate)
+    write = field.largest_write / (1 + np.exp(-c @ np.asarray(field.write)[h]))
+    decay = np.exp(-most * rate)
+    if isinstance(field, KimiDelta):
+        if field.least_decay is not None:
+            decay = np.exp(field.least_decay / (1 + np.exp(-most * rates)))
+        decay = decay[:, :, None]  # of the rows of the state
+    return write, decay
+
+
+def head_by_tokens(field, h, z, c, starts, left):
+    """What one head reads of its state, token by token, `left[j]` how much of token j it writes."""
     delta = isinstance(field, GatedDelta)
-    kimi = isinstance(field, KimiDelta)
-    for h in range(heads):
-        g = h * len(field.key) // heads
-
-        def row(name, own, at, h=h):
-            matrix = np.asarray(getattr(field, name))[at]
-            bias = getattr(field, f"{name}_bias")
-            bias = 0 if bias is None else np.asarray(bias)[at]
-            taps = getattr(field, f"{name}_taps")
-            tap_bias = getattr(field, f"{name}_tap_bias")
-            taps = np.ones((len(matrix), 1)) if taps is None else taps[at]
-            mixed = convolved(c @ matrix.T + bias, own @ matrix.T + bias, taps, starts, left[h])
-            return silu(mixed + (0 if tap_bias is None else np.asarray(tap_bias)[at]))
-
-        query = row("query", z, g)
-        key = row("key", c, g)
-        value = row("value", c, h)
-        most = np.exp(float(field.log_decay[h]))
-        rates = c
-        rate = np.ones(len(c))
-        if field.rate is not None:
-            rates = c @ np.asarray(field.rate_down).T if kimi else c
-            rates = rates @ np.asarray(field.rate)[h].T + np.asarray(field.rate_bias)[h]
-            rate = np.log1p(np.exp(rates))
+    group = h * len(field.key) // len(field.value)
+    query = mixed_rows(field, "query", group, z, c, starts, left)
+    key = mixed_rows(field, "key", group, c, c, starts, left)
+    value = mixed_rows(field, "value", h, c, c, starts, left)
+    if delta:
+        query = query / np.sqrt((query**2).sum(1, keepdims=True) + 1e-6) / np.sqrt(3)
+    write, decay = writes_and_decays(field, h, c)
+    state = np.zeros((key.shape[1], value.shape[1]))
+    read = np.zeros_like(value)
+    for i in range(len(c)):
+        state = 0 * state if starts[i] == i else state
         if delta:
-            query = query / np.sqrt((query**2).sum(1, keepdims=True) + 1e-6) / np.sqrt(3)
-            write = field.largest_write / (1 + np.exp(-c @ np.asarray(field.write)[h]))
+            state = delta_step(field, state, key[i], value[i], left[i] * write[i], decay[i])
         else:
-            write = rate = np.clip(rate, *field.rate_limits)
-        decay = np.exp(-most * rate)
-        if kimi:
-            if field.least_decay is not None:
-                decay = np.exp(field.least_decay / (1 + np.exp(-most * rates)))
-            decay = decay[:, :, None]  # of the rows of the state
-        state = np.zeros((key.shape[1], value.shape[1]))
-        given = np.zeros_like(value)
-        for i in range(len(x)):
-            state = 0 * state if starts[i] == i else state
-            if delta:
-                state = delta_step(field, state, key[i], value[i], left[h, i] * write[i], decay[i])
-            else:
-                state = decay[i] * state + left[h, i] * write[i] * np.outer(key[i], value[i])
-            given[i] = state.T @ query[i]
-        skip = None if delta else field.skip
-        read.append(given if skip is None else given + float(skip[h]) * value)
-    read = np.stack(read)
-    z = z @ np.asarray(field.gate_down).T if kimi else z
+            state = decay[i] * state + left[i] * write[i] * np.outer(key[i], value[i])
+        read[i] = state.T @ query[i]
+    skip = None if delta else field.skip
+    return read if skip is None else read + float(skip[h]) * value
+
+
+def gated_and_normed(field, z, read):
+    """What all heads read, through their gates and the norm of each group of heads."""
+    heads = len(read)
+    z = z @ np.asarray(field.gate_down).T if isinstance(field, KimiDelta) else z
     gates = silu(np.einsum("hfw,lw->hlf", field.gate, z) + np.asarray(field.gate_bias)[:, None])
     norm: Any = field.head_norm
     scale = np.asarray(norm.scale)[:, None]
@@ -132,7 +140,17 @@ def by_tokens(field, x, context, starts, left):
     means = np.mean((passed**2).reshape(norm.groups, -1, *passed.shape[1:]), (1, 3), keepdims=True)
     means = np.broadcast_to(means, (norm.groups, heads // norm.groups, *means.shape[2:]))
     passed = scale * passed / np.sqrt(means.reshape(heads, -1, 1) + norm.norm_eps)
-    passed = passed * gates if field.norm_before_gate else passed
+    return passed * gates if field.norm_before_gate else passed
+
+
+def by_tokens(field, x, context, starts, left):
+    """A field's output, `left[h, j]` how much of token j head h writes."""
+    z, c = (normed(field.norm, np.asarray(rows)) for rows in (x, context))
+    if isinstance(field, ShortConvolution):
+        return convolution_by_tokens(field, z, c, starts, left)
+    heads = range(len(field.value))
+    read = np.stack([head_by_tokens(field, h, z, c, starts, left[h]) for h in heads])
+    passed = gated_and_normed(field, z, read)
     return np.einsum("hwf,hlf->lw", field.output, passed) + shown(field.output_bias)
 
 
@@ -171,7 +189,7 @@ def test_the_slots_are_the_local_operator_and_the_kernel_by_heads(name, monkeypa
         basis = jnp.eye(2 * x.size).reshape(-1, 2, *x.shape)
         slots = jnp.split(jax.vmap(push)(basis[:, 0], basis[:, 1]), 2)
         parts = tangent.pull_back(field, x, covector, grid)
-        _, pull = stages._linearised(field, x, grid)
+        _, pull = stages._linearise(field, x, grid)
         pulled: Any = pull(jnp.zeros_like(x)[None], sparse)
         return slots, parts, pulled, cone_mass(field, x, grid)
 

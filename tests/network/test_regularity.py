@@ -3,6 +3,7 @@
 import dataclasses
 from fractions import Fraction
 from functools import partial
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -20,6 +21,7 @@ from lim_jax.network.norms import LayerNorm
 from lim_jax.network.positions import UnitRotary
 from lim_jax.network.regularity import (
     HARDY,
+    FieldRegularity,
     attention_regularity,
     feed_forward_regularity,
     field_regularity,
@@ -27,6 +29,7 @@ from lim_jax.network.regularity import (
     norm_constants,
     trajectory_radius,
 )
+from lim_jax.network.tokenwise import FeedForward
 
 ETA = 0.1
 
@@ -129,89 +132,140 @@ def test_every_step_of_the_proof_holds_by_itself(name):
     assert min(sharpest["score"], sharpest["density"], sharpest["norm"]) > 0.15, sharpest
 
 
-def test_the_constants_are_those_of_the_steps_by_singular_values():
-    """All of them to rounding, by the proof's formulas written apart."""
-    # `eq:score-l2-difference`, `eq:attention-density-hardy-bound`,
-    # `eq:normalized-kernel-l1-difference`, `eq:attention-pointwise-hardy-stability`,
-    # `eq:global-l2-attention-stability`, `eq:transformer-field-state-lipschitz`,
-    # `eq:transformer-field-uniform-bound`.
-    layer = small_layer(1)
-    whole = field_regularity(layer)
-    found = jax.tree.map(np.asarray, whole)
-    attention, network = jax.tree.map(np.asarray, (layer.attention, layer.feed_forward))
+def size(values):
+    """A vector's norm, or a matrix's largest singular value."""
+    if values.ndim == 2:
+        return np.linalg.svd(values, compute_uv=False)[0]
+    return np.hypot.reduce(values)
 
-    def size(values):
-        return (
-            np.linalg.svd(values, compute_uv=False)[0]
-            if values.ndim == 2
-            else np.hypot.reduce(values)
-        )
 
-    def token(norm):
-        return 6**0.5 * np.abs(norm.scale).max() + size(norm.shift)
+def largest_token(norm):
+    return 6**0.5 * np.abs(norm.scale).max() + size(norm.shift)
 
-    def steepness(norm):
-        return np.abs(norm.scale).max() / ETA**0.5
 
-    c = token(attention.norm)
+def steepness(norm):
+    return np.abs(norm.scale).max() / ETA**0.5
+
+
+def head_sizes(attention, h):
+    """Of queries, keys and values: the matrix's size, and how large a row of them can be."""
+    found = []
+    for name in ("query", "key", "value"):
+        matrix = size(getattr(attention, name)[h])
+        bias = size(getattr(attention, f"{name}_bias")[h])
+        found.append((matrix, matrix * largest_token(attention.norm) + bias))
+    return found
+
+
+def head_steps(attention, h):
+    """Every step's constant of one head, in the proof's order."""
+    (q, queries), (k, keys), (v, values) = head_sizes(attention, h)
     slope = steepness(attention.norm)
+    score = queries * keys / 3**0.5
+    local = slope * q * keys / 3**0.5
+    past = slope * k * queries / 3**0.5
+    kernel = (2 * local, 2 * past * np.exp(2 * score))
+    head = (values * kernel[0], values * kernel[1] + slope * v * np.exp(2 * score))
+    return score, local, past, *kernel, *head, head[0] + 2 * head[1]
+
+
+class Bounded(NamedTuple):
+    """A layer's sublayers, its constants, and how large the values of each head can be."""
+
+    attention: lim.CausalAttention
+    feed_forward: FeedForward
+    constants: FieldRegularity
+    values: list[float]
+
+    @property
+    def output(self):
+        return size(np.concatenate(self.attention.output, axis=1))
+
+    @property
+    def radius(self):
+        """How large the network's inner features can be before the activation."""
+        network = self.feed_forward
+        return size(network.inner) * largest_token(network.norm) + size(network.inner_bias)
+
+    @property
+    def activated(self):
+        return self.constants.feed_forward.slope * self.radius
+
+    @property
+    def through(self):
+        """How much the network's output moves by its inner features before the activation."""
+        return size(self.feed_forward.outer) * self.constants.feed_forward.slope
+
+
+@pytest.fixture(scope="module")
+def bounded():
+    layer = small_layer(1)
+    attention, network = jax.tree.map(np.asarray, (layer.attention, layer.feed_forward))
+    values = [head_sizes(attention, h)[2][1] for h in range(2)]
+    return Bounded(attention, network, field_regularity(layer), values)
+
+
+same = partial(np.testing.assert_allclose, rtol=1e-12)
+
+
+def test_the_constants_of_attention_are_those_of_the_steps_by_singular_values(bounded):
+    # `eq:score-l2-difference`, `eq:attention-density-hardy-bound`,
+    # `eq:normalized-kernel-l1-difference`, `eq:attention-pointwise-hardy-stability`.
+    steps = np.transpose([head_steps(bounded.attention, h) for h in range(2)])
+    for ours, expected in zip(bounded.constants.attention[:8], steps, strict=True):
+        same(ours, expected)
+
+
+def test_fields_are_lipschitz_in_the_states_by_their_steps(bounded):
+    # `eq:global-l2-attention-stability`, `eq:transformer-field-state-lipschitz`.
+    found = bounded.constants
+    heads = np.array([head_steps(bounded.attention, h)[-1] for h in range(2)])
+    same(found.attention.lipschitz, bounded.output * size(heads))
+    network = bounded.feed_forward
+    steepest = bounded.through * size(network.inner) * steepness(network.norm)
+    same(found.feed_forward.lipschitz, steepest)
+    same(found.lipschitz, found.attention.lipschitz + steepest)
+
+
+def test_fields_are_bounded_by_the_sizes_of_values_and_features(bounded):
+    # `prop:transformer-lipschitz`, `eq:transformer-field-uniform-bound`.
+    found = bounded.constants
+    of_attention = bounded.output * size(np.array(bounded.values))
+    same(found.attention.bound, of_attention + size(bounded.attention.output_bias))
+    network = bounded.feed_forward
+    same(found.feed_forward.radius, bounded.radius)
+    expected = size(network.outer) * bounded.activated + size(network.outer_bias)
+    same(found.feed_forward.bound, expected)
+    same(found.bound, found.attention.bound + expected)
+
+
+def test_attention_is_lipschitz_in_its_parameters_block_by_block(bounded):
+    c = largest_token(bounded.attention.norm)
     heads = []
+    through_norm = []
     for h in range(2):
-        q, k, v = (size(m[h]) for m in (attention.query, attention.key, attention.value))
-        bq, bk, bv = (
-            size(b[h]) for b in (attention.query_bias, attention.key_bias, attention.value_bias)
-        )
-        score = (q * c + bq) * (k * c + bk) / 3**0.5
-        local = slope * q * (k * c + bk) / 3**0.5
-        past = slope * k * (q * c + bq) / 3**0.5
-        kernel = (2 * local, 2 * past * np.exp(2 * score))
-        head = ((v * c + bv) * kernel[0], (v * c + bv) * kernel[1] + slope * v * np.exp(2 * score))
-        heads.append((score, local, past, *kernel, *head, head[0] + 2 * head[1], v * c + bv))
-    *steps, values = np.array(heads).T
-    for ours, expected in zip(found.attention[:8], steps, strict=True):
-        np.testing.assert_allclose(ours, expected, rtol=1e-12)
-    output = size(np.concatenate(attention.output, axis=1))
-    np.testing.assert_allclose(found.attention.lipschitz, output * size(steps[-1]), rtol=1e-12)
-    expected = output * size(values) + size(attention.output_bias)
-    np.testing.assert_allclose(found.attention.bound, expected, rtol=1e-12)
-    inner = size(network.inner)
-    outer = size(network.outer)
-    radius = inner * token(network.norm) + size(network.inner_bias)
-    np.testing.assert_allclose(found.feed_forward.radius, radius, rtol=1e-12)
-    steepest = outer * found.feed_forward.slope * inner * steepness(network.norm)
-    np.testing.assert_allclose(found.feed_forward.lipschitz, steepest, rtol=1e-12)
-    # `prop:transformer-lipschitz`.
-    expected = outer * found.feed_forward.slope * radius + size(network.outer_bias)
-    np.testing.assert_allclose(found.feed_forward.bound, expected, rtol=1e-12)
-    np.testing.assert_allclose(whole.bound, found.attention.bound + expected, rtol=1e-12)
-    # In the parameters, block by block: the norm's scale moves a normalised token by sqrt(6).
-    queries, keys = (
-        [size(w) * c + size(b) for w, b in zip(matrices, biases, strict=True)]
-        for matrices, biases in (
-            (attention.query, attention.query_bias),
-            (attention.key, attention.key_bias),
-        )
-    )
-    rows = []
-    for h in range(2):
-        by_query = values[h] * keys[h] / 3**0.5
-        by_key = values[h] * queries[h] / 3**0.5
-        q, k, v = (size(m[h]) for m in (attention.query, attention.key, attention.value))
+        (q, queries), (k, keys), (v, values) = head_sizes(bounded.attention, h)
+        by_query = values * keys / 3**0.5
+        by_key = values * queries / 3**0.5
         own = [by_query * c, by_query, by_key * c, by_key, c, 1.0]
-        rows.append((size(np.array(own)), by_query * q + by_key * k + v))
-    own = size(np.array(rows)[:, 0])
-    shared = size(np.array(rows)[:, 1])
-    blocks = [1.0, size(values), output * own, output * shared * 6**0.5, output * shared]
-    np.testing.assert_allclose(found.attention.control, size(np.array(blocks)), rtol=1e-12)
-    through = outer * found.feed_forward.slope
-    c = token(network.norm)
-    activated = found.feed_forward.slope * radius
-    blocks = [1.0, activated, through * c, through, through * inner * 6**0.5, through * inner]
-    np.testing.assert_allclose(found.feed_forward.control, size(np.array(blocks)), rtol=1e-12)
-    both = np.hypot(found.attention.control, found.feed_forward.control)
-    np.testing.assert_allclose(whole.control, both, rtol=1e-12)
-    total = found.attention.lipschitz + steepest
-    np.testing.assert_allclose(whole.lipschitz, total, rtol=1e-12)
+        heads.append(size(np.array(own)))
+        through_norm.append(by_query * q + by_key * k + v)
+    matrices = bounded.output * size(np.array(heads))
+    shift = bounded.output * size(np.array(through_norm))
+    # The norm's scale moves a token by sqrt(6) at most.
+    blocks = [1.0, size(np.array(bounded.values)), matrices, shift * 6**0.5, shift]
+    same(bounded.constants.attention.control, size(np.array(blocks)))
+
+
+def test_networks_are_lipschitz_in_their_parameters_block_by_block(bounded):
+    found = bounded.constants
+    network = bounded.feed_forward
+    through = bounded.through
+    shift = through * size(network.inner)
+    inner = through * largest_token(network.norm)
+    blocks = [1.0, bounded.activated, inner, through, shift * 6**0.5, shift]
+    same(found.feed_forward.control, size(np.array(blocks)))
+    same(found.control, np.hypot(found.attention.control, found.feed_forward.control))
 
 
 def test_the_kernels_bound_is_attained():

@@ -11,7 +11,7 @@ from lim_jax.cli.commands import main
 from lim_jax.grid import boundary_regions
 from lim_jax.paper.algorithms import minimiser
 from lim_jax.paper.outcomes import probe_study, regional_condition_numbers, summary, table_row
-from lim_jax.paper.printed_figures import compare, printed_figures
+from lim_jax.paper.printed_figures import compare_with_printed, printed_figures
 from lim_jax.paper.simulation import (
     gate_gramians,
     gate_influence,
@@ -163,7 +163,7 @@ def test_section_4_is_its_stages_and_the_rows_of_where_they_stop(monkeypatch):
         return by_hand.runs[name], minimum
 
     for stage, result in {
-        "_optimised": optimised,
+        "_optimise": optimised,
         "algorithm2_run": lambda: by_hand.runs["algorithm2"],
         "regional_condition_numbers": lambda: by_hand.condition_numbers,
         "probe_study": lambda: by_hand.probes,
@@ -220,9 +220,9 @@ def test_figures_are_compared_by_ours_less_the_papers():
             inner = inner.setdefault(key, {})
         percent = printed.endswith("%")
         inner[path[-1]] = float(printed.rstrip("%")) / (100 if percent else 1)
-    assert all(found.agrees for found in compare(numbers))
+    assert all(found.agrees for found in compare_with_printed(numbers))
     numbers["table"]["baseline"]["left"] += 0.25
-    missed = [found for found in compare(numbers) if not found.agrees]
+    missed = [found for found in compare_with_printed(numbers) if not found.agrees]
     assert [found.name for found in missed] == ["table baseline left"]
     assert missed[0].difference == pytest.approx(0.25)
 

@@ -14,7 +14,7 @@ from lim_jax import paper
 from lim_jax.cli.commands import main
 from lim_jax.paper.algorithms import adam_run, algorithm1_objective, algorithm3_objective
 from lim_jax.paper.outcomes import table_row
-from lim_jax.paper.printed_figures import compare, comparison_table
+from lim_jax.paper.printed_figures import compare_with_printed, comparison_table
 from lim_jax.paper.simulation import gate_influence
 
 pytestmark = pytest.mark.slow
@@ -46,8 +46,8 @@ def test_every_printed_digit_agrees(reproduced):
     # `eq:simulation-normalized-observability`.
     (status, printed), _, numbers = reproduced
     assert status == 0
-    assert [c.name for c in compare(numbers) if not c.agrees] == []
-    assert len(compare(numbers)) == 56
+    assert [c.name for c in compare_with_printed(numbers) if not c.agrees] == []
+    assert len(compare_with_printed(numbers)) == 56
     assert "56 of 56 printed figures agree." in printed and "DIFFERS" not in printed
 
 
@@ -103,9 +103,11 @@ def test_a_missed_figure_is_marked_and_fails(reproduced):
     wrong = json.loads(json.dumps(numbers))
     wrong["table"]["algorithm2"]["gap"] += 1e-4
     wrong["probe"]["1"]["bias"] += 1e-3
-    missed = [comparison.name for comparison in compare(wrong) if not comparison.agrees]
+    missed = [
+        comparison.name for comparison in compare_with_printed(wrong) if not comparison.agrees
+    ]
     assert missed == ["table algorithm2 gap", "probe 1 bias"]
-    assert "DIFFERS" in comparison_table(compare(wrong))
+    assert "DIFFERS" in comparison_table(compare_with_printed(wrong))
 
 
 def test_single_precision_agrees_to_three_digits(reproduced):

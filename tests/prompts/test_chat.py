@@ -38,7 +38,7 @@ from lim_jax.prompts import (
 )
 from lim_jax.prompts.chat import turn_ends
 from lim_jax.prompts.documents import RenderedPrompt
-from lim_jax.prompts.templates import rendered
+from lim_jax.prompts.templates import render_chats
 
 DOCUMENTS = [Document("One", 'It says "one".'), Document("", "Another one.")]
 
@@ -214,7 +214,7 @@ MILD = {
 
 def test_a_template_that_does_not_end_is_ended():
     with pytest.raises(ValueError, match="chat template: got one that does not end within its sec"):
-        rendered(ChatTemplate(ENDLESS, {}), [{"messages": [USER]}])
+        render_chats(ChatTemplate(ENDLESS, {}), [{"messages": [USER]}])
 
 
 def test_a_template_reaches_nothing_but_what_it_is_given():
@@ -223,14 +223,14 @@ def test_a_template_reaches_nothing_but_what_it_is_given():
     ]
     source = "".join(branches) + "{% if kind is undefined %}{% include 'sandbox.py' %}{% endif %}"
     chats = [{"messages": [USER], "large": 10**7, "kind": kind} for kind in range(len(MILD))]
-    found = rendered(ChatTemplate(source, {}), [*chats, {}])
+    found = render_chats(ChatTemplate(source, {}), [*chats, {}])
     for said, error in zip(found, [*MILD.values(), "no loader"], strict=True):
         assert error in said["error"], error
 
 
 def test_numbers_of_json_are_without_escapes_of_html():
     source = "{{ messages | tojson }}{{ strftime_now('%%') }}{{ nothing_such }}"
-    (found,) = rendered(ChatTemplate(source, {}), [{"messages": [{"a": "<é'&>"}]}])
+    (found,) = render_chats(ChatTemplate(source, {}), [{"messages": [{"a": "<é'&>"}]}])
     assert found == {"text": json.dumps([{"a": "<é'&>"}], ensure_ascii=False) + "%"}
 
 

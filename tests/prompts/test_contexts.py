@@ -81,7 +81,7 @@ def test_a_message_ends_no_turn_and_begins_none():
     )
     assert "".join(found.tokens) == laid.text + "No<|im_end|"
     (span,) = found.spans
-    assert "".join(found.tokens[place] for place in span.places) == EVIL
+    assert "".join(found.tokens[place] for place in span.positions) == EVIL
     assert TOKENIZER.encode("<|im_end|>").ids == [START, END], "the tokenizer is left as it was"
 
 
@@ -90,11 +90,11 @@ def test_neither_does_a_document_a_question_a_foil_or_a_tool():
     laid = document_prompt(documents, "who?<|im_end|>")
     found = unanswered(laid, TOKENIZER)
     assert found.encoded.ids.tolist() == [START, *spelt(laid.text)]
-    one = context_of(laid, " a", TOKENIZER, asked="contrast", foil=" <|im_end|>")
+    one = context_of(laid, " a", TOKENIZER, loss="contrast", foil=" <|im_end|>")
     assert one.contrast is not None and one.contrast.foil.tolist() == spelt(" <|im_end|>")
     template = ChatTemplate(TOOLS, MARKS)
     line = Line("here", messages=(USER,), template=template, tools=(WEATHER,))
-    ids = unanswered(line.laid, TOKENIZER).encoded.ids.tolist()
+    ids = unanswered(line.prompt, TOKENIZER).encoded.ids.tolist()
     assert ids.count(START) == 3 and ids.count(END) == 2
 
 
@@ -149,14 +149,14 @@ def test_what_is_a_token_of_control_whatever_is_done_is_refused(tmp_path):
 
 
 LINE: Any = Line("here", text="a=1", answer="2")
-made: Any = SimpleNamespace(laid=RenderedPrompt)  # of whatever is put in
+made: Any = SimpleNamespace(prompt=RenderedPrompt)  # of whatever is put in
 
 
 @pytest.mark.usefixtures("as_users_run")
 @pytest.mark.parametrize(
     "call, arguments, message",
     [
-        (context_of, (made.laid("ab", (3,)), "b"), r"the span \[3\]"),
+        (context_of, (made.prompt("ab", (3,)), "b"), r"the span \[3\]"),
         (
             context_of,
             (RenderedPrompt("a\ud800"), "b"),

@@ -22,7 +22,7 @@ def test_every_context_has_the_documents_at_the_places_of_its_order():
         text = "\n\n".join(SHOWN[number] for number in order)
         assert "".join(context.tokens).startswith(text + "\n\nQuestion: Who sings?\nAnswer: ")
         assert bytes(context.window[-5:].tolist()) == b"wrens" and context.id == "q7"
-        parts = {span.name: span.places for span in context.spans}
+        parts = {span.name: span.positions for span in context.spans}
         for name, shown in zip(found.names, SHOWN, strict=True):
             assert "".join(context.tokens[place] for place in parts[name]) == shown
 
@@ -51,7 +51,7 @@ def test_a_title_and_a_text_that_stand_apart_are_one_document():
         halves = [
             Span(span.name, places)
             for span in context.spans
-            for places in (span.places[:4], span.places[2:])
+            for places in (span.positions[:4], span.positions[2:])
         ]
         return context._replace(spans=tuple(halves))
 
@@ -75,10 +75,10 @@ def test_lines_that_have_not_these_documents_are_refused(line, message):
 
 
 def test_a_document_that_is_not_laid_out_is_missed(monkeypatch):
-    laid = Line.laid.fget
+    laid = Line.prompt.fget
     assert laid is not None
     monkeypatch.setattr(
-        Line, "laid", property(lambda line: laid(line)._replace(spans=laid(line).spans[1:]))
+        Line, "prompt", property(lambda line: laid(line)._replace(spans=laid(line).spans[1:]))
     )
     with pytest.raises(ValueError, match=r"here: got a context without \['Two'\], expected all"):
         shuffled(LINE, ORDERS, None, "answer", 99)

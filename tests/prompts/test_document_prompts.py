@@ -82,5 +82,5 @@ def test_empty_questions_and_spans_outside_the_text_are_refused():
         document_prompt([Document("a", "b")], " ")
     with pytest.raises(ValueError, match="context: got the span .*<= 3"):
         context_of(RenderedPrompt("ab", ((0, 4, "a"),)), "c")
-    with pytest.raises(ValueError, match="asked: got .all., expected .next-token."):
-        context_of(RenderedPrompt("ab"), "c", asked="all")  # pyright: ignore
+    with pytest.raises(ValueError, match="loss: got .all., expected .next-token."):
+        context_of(RenderedPrompt("ab"), "c", loss="all")  # pyright: ignore

@@ -84,7 +84,7 @@ def test_spans_are_read_in_characters(tmp_path, letters):
     data = lines(tmp_path, {"text": "abcdefg", "spans": spans}, {"text": "ab"})
     found, bare = read_contexts(data, letters, "next-token", 10)
     # The last token is a target only.
-    assert [(span.name, span.places.tolist()) for span in found.spans] == [
+    assert [(span.name, span.positions.tolist()) for span in found.spans] == [
         ("first", [0, 1]),
         ("second", [2, 3, 4]),
         ("first", [5]),
@@ -120,7 +120,7 @@ def test_words_of_several_characters_and_a_mark_before_the_text(tmp_path):
     assert found.tokens == ("<s>", "red", " sky", " is", " blue")
     assert found.weights.tolist() == [0, 0, 0, 0.5, 0.5]
     # "is" ends at character 9: its last character is not of the span.
-    assert [span.places.tolist() for span in found.spans] == [[1], [2]]
+    assert [span.positions.tolist() for span in found.spans] == [[1], [2]]
 
 
 def test_tokens_of_parts_of_a_character_spell_the_text_once(tmp_path):
@@ -132,7 +132,7 @@ def test_tokens_of_parts_of_a_character_spell_the_text_once(tmp_path):
     data = lines(tmp_path, {"text": "é a€b", "spans": [[3, 4, "euro"]]})
     (found,) = read_contexts(data, model_with(tokenizer), "next-token", 10)
     assert len(found.tokens) == 2 + 1 + 1 + 3 and "".join(found.tokens) == "é a€"
-    assert found.spans[0].places.tolist() == [4, 5, 6]
+    assert found.spans[0].positions.tolist() == [4, 5, 6]
 
 
 def test_a_line_ends_where_json_lines_do(tmp_path, letters):
@@ -271,7 +271,7 @@ def test_documents_are_parts_of_the_context_and_the_answer_follows(tmp_path):
     shown = [WORDS[number] for number in first.window]
     assert " ".join(shown) == "<s> A red is blue sky Question : what is Answer : blue sky"
     np.testing.assert_allclose(first.weights, [*[0] * 11, 0.5, 0.5])
-    spans = {span.name: [shown[place] for place in span.places] for span in first.spans}
+    spans = {span.name: [shown[place] for place in span.positions] for span in first.spans}
     assert spans == {
         "A": ["A", "red", "is"],
         "document 2": ["blue", "sky"],
@@ -283,7 +283,7 @@ def test_documents_are_parts_of_the_context_and_the_answer_follows(tmp_path):
     assert [WORDS[number] for number in found.window[-3:]] == [":", "red", "blue"]
     np.testing.assert_allclose(found.weights, [*[0] * 10, 0.5, 0.5])
     assert found.tokens[-2:] == (":", "red") and found.length == 12
-    assert [span.places.tolist() for span in found.spans] == [[1, 2, 3], [4, 5], [8]]
+    assert [span.positions.tolist() for span in found.spans] == [[1, 2, 3], [4, 5], [8]]
     plain = read_contexts(data, model, "next-token", 20)[1]
     assert plain.window.tolist() == second.encoded.ids.tolist()
     data = lines(tmp_path, {"documents": documents, "question": "sky"})
@@ -447,7 +447,7 @@ def test_a_foil_leaves_the_prompt_alone_to_be_measured(tmp_path, letters):
     assert isinstance(first, Context) and first.contrast is not None
     assert isinstance(second, Context) and second.contrast is not None
     assert first.window.tolist() == [0, 1, 2, 3] and first.tokens == ("a", "b", "c")
-    assert first.weights.tolist() == [0, 0, 1] and first.asked is first.contrast
+    assert first.weights.tolist() == [0, 0, 1] and first.ask is first.contrast
     *parts, log_weights, labels = first.contrast
     assert [part.tolist() for part in parts] == [[3, 4], [10], [1, 1], [1], 3]
     assert log_weights is None and labels is None
@@ -473,16 +473,16 @@ def test_a_foil_that_no_loss_reads_is_refused(tmp_path, letters):
 def test_a_foil_that_cuts_the_prompt_elsewhere_is_refused():
     made = marked(["<s>", "a", "ab", "abc", "d"])
     laid = RenderedPrompt("d ab", ((0, 1, "first"),))
-    found = context_of(laid, " a", made, asked="contrast", foil=" d")
-    assert found.window.tolist() == [0, 4, 2, 1] and found.spans[0].places.tolist() == [1]
+    found = context_of(laid, " a", made, loss="contrast", foil=" d")
+    assert found.window.tolist() == [0, 4, 2, 1] and found.spans[0].positions.tolist() == [1]
     with pytest.raises(ValueError, match="a prompt whose last token differs before the answer"):
-        context_of(laid, "c", made, asked="contrast", foil=" d")
+        context_of(laid, "c", made, loss="contrast", foil=" d")
     with pytest.raises(ValueError, match="foil: got the answer's own ids"):
-        context_of(laid, " d", made, asked="contrast", foil=" d")
+        context_of(laid, " d", made, loss="contrast", foil=" d")
 
 
 def test_a_models_own_answer_beside_a_foil():
-    found = unanswered(RenderedPrompt("2+2="), foil="5").answered(np.array([52]), asked="contrast")
+    found = unanswered(RenderedPrompt("2+2="), foil="5").answered(np.array([52]), loss="contrast")
     assert bytes(found.window.tolist()) == b"2+2=4" and found.weights.tolist() == [0, 0, 0, 1]
     assert found.contrast is not None
     assert bytes(found.contrast.answer.tolist() + found.contrast.foil.tolist()) == b"45"

@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from lim_jax.prompts.contexts import Span, places_by_name
+from lim_jax.prompts.contexts import Span, positions_by_name
 from lim_jax.prompts.prompt_files import read_lines
 from lim_jax.prompts.sentence_spans import paragraphs, sentences
 
 
-def test_places_by_name():
+def test_positions_by_name():
     spans = Span("b", np.array([4, 5])), Span("a", np.array([0])), Span("b", np.array([1, 4]))
-    assert ({name: places.tolist() for name, places in places_by_name(spans).items()}) == {
+    assert ({name: places.tolist() for name, places in positions_by_name(spans).items()}) == {
         "b": [1, 4, 5],
         "a": [0],
     }
@@ -32,4 +32,4 @@ def test_read_lines(tmp_path):
     path = tmp_path / "asked.jsonl"
     path.write_text('{"documents": [{"text": "Wrens sing."}], "question": "Who?"}')
     (line,) = read_lines(path)
-    assert (line.laid.text) == "Wrens sing.\n\nQuestion: Who?\nAnswer:"
+    assert (line.prompt.text) == "Wrens sing.\n\nQuestion: Who?\nAnswer:"

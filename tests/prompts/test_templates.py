@@ -89,7 +89,7 @@ def test_lines_of_messages(tmp_path):
         read_lines(data)
     template = ChatTemplate(CHATML, {})
     (line,) = read_lines(data, template)
-    assert "<|im_start|>user\nOne.\n\nuser <|im_end|>" in line.laid.text
+    assert "<|im_start|>user\nOne.\n\nuser <|im_end|>" in line.prompt.text
     data.write_text(json.dumps({"messages": [USER], "tools": [WEATHER]}))
     assert read_lines(data, template)[0].tools == (WEATHER,)
     data.write_text('{"text": "a"}\n{"messages": [{"role": "user"}]}')

@@ -133,30 +133,30 @@ def _gated_outputs(key, width):
 
 def _alibi(key, width):
     attention = _attention(key, width, heads=HEADS, num_kv_heads=GROUPS)
-    places = Alibi((0.5, 0.25, 0.125, 0.4), tokens=12)
+    slopes = Alibi((0.5, 0.25, 0.125, 0.4), tokens=12)
     network = _with(_feed_forward(key, width), output_norm=RMSNorm.init(width, 0.2))
-    return _with(attention, mask=AttentionMask(positions=places), scale=0.3), network
+    return _with(attention, mask=AttentionMask(positions=slopes), scale=0.3), network
 
 
 def _latent(key, width):
     """Latent attention of its own queries, and experts besides a shared one: as in DeepSeek V3."""
-    one = jnp.ones
+    ones = jnp.ones
     attention = LatentAttention(
         RMSNorm.init(width, 0.2),
-        query=one((3, SIZE, 5)),
-        key=one((3, SIZE - 2, 4)),
-        value=one((3, 3, 4)),
-        output=one((3, width, 3)),
-        down=one((4, width)),
+        query=ones((3, SIZE, 5)),
+        key=ones((3, SIZE - 2, 4)),
+        value=ones((3, 3, 4)),
+        output=ones((3, width, 3)),
+        down=ones((4, width)),
         down_norm=RMSNorm.init(4, 0.3),
-        rope_key=one((2, width)),
-        query_down=one((5, width)),
+        rope_key=ones((2, width)),
+        query_down=ones((5, width)),
         query_down_norm=RMSNorm.init(5, 0.2),
         mask=AttentionMask(positions=PARTLY_TURNING),
         scale=0.4,
     )
     shared = dataclasses.replace(_gated(key, width), norm=eqx.nn.Identity())
-    routing = Routing(3, "sigmoid", factor=2.5, groups=3, kept=2, best=2)
+    routing = Routing(3, "sigmoid", factor=2.5, groups=3, topk_group=2, best=2)
     return attention, _experts(width, routing, preference=jnp.zeros(6), shared=shared)
 
 

@@ -81,12 +81,12 @@ class Page:
 
     def point_at(self, selector, at=0):
         """Move the mouse to the middle of what a selector finds, scrolled into sight."""
-        found = f"document.querySelectorAll({json.dumps(selector)})[{at}]"
-        self.value(f"{found}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+        element = f"document.querySelectorAll({json.dumps(selector)})[{at}]"
+        self.value(f"{element}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
         self.settled()
         box = self.value(
             f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])"
-            f"({found}.getClientRects()[0])"
+            f"({element}.getClientRects()[0])"
         )
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
         self.settled()

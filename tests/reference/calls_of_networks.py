@@ -73,8 +73,8 @@ def total(x, y):
 
 def unlabelled(function):
     """A function of an example, of the input alone: its labels are None."""
-    return lambda flow, terminal_loss, x, grid, **rest: function(
-        flow, terminal_loss, (x, None), grid, **rest
+    return lambda flow, terminal_loss, x, grid, **options: function(
+        flow, terminal_loss, (x, None), grid, **options
     )
 
 

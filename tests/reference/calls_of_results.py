@@ -429,8 +429,8 @@ OF_RESULTS = {
         {"question": "Who?", "answer": "She"},
         accepts={"answer": "none"},
     ),
-    "context_of": Call(prompts.context_of, {"laid": RenderedPrompt("ab"), "answer": "c"}),
-    "unanswered": Call(prompts.unanswered, {"laid": RenderedPrompt("ab")}),
+    "context_of": Call(prompts.context_of, {"prompt": RenderedPrompt("ab"), "answer": "c"}),
+    "unanswered": Call(prompts.unanswered, {"prompt": RenderedPrompt("ab")}),
     "loss.contrast_loss": Call(
         loss.contrast_loss,
         {

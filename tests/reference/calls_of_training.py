@@ -98,8 +98,8 @@ SEEN = {"observations": observed, "x": STATES}
 def adjoint_objective(name):
     """An objective of a loss in its parameters, of a batch of inputs without labels."""
 
-    def call(loss, x, grid, **rest):
-        return getattr(training, name)(loss, PROFILE[0], (x, None), grid, **rest)
+    def call(loss, x, grid, **options):
+        return getattr(training, name)(loss, PROFILE[0], (x, None), grid, **options)
 
     return call
 
@@ -187,8 +187,8 @@ OF_TRAINING = {
     ),
     # Limits.
     "convergence_study": Call(
-        lambda network, states, grids, quantities, **rest: limits.convergence_study(
-            network, states, grids, quantities, **rest
+        lambda network, states, grids, quantities, **options: limits.convergence_study(
+            network, states, grids, quantities, **options
         ),
         {
             "network": lambda x, grid: x,
@@ -268,8 +268,8 @@ OF_TRAINING = {
         hides_nan="x",
     ),
     "injected_objective": Call(
-        lambda loss, observations, x, grid, injected, **rest: training.injected_objective(
-            loss, observations, PROFILE[0], (x, None), grid, injected, **rest
+        lambda loss, observations, x, grid, injected, **options: training.injected_objective(
+            loss, observations, PROFILE[0], (x, None), grid, injected, **options
         ),
         BATCH
         | {
@@ -285,8 +285,8 @@ OF_TRAINING = {
         hides_nan="x injected strength step previous memory",
     ),
     "observability_objective": Call(
-        lambda loss, observations, x, grid, probes, **rest: training.observability_objective(
-            loss, observations, PROFILE[0], (x, None), grid, probes, **rest
+        lambda loss, observations, x, grid, probes, **options: training.observability_objective(
+            loss, observations, PROFILE[0], (x, None), grid, probes, **options
         ),
         BATCH
         | {
@@ -339,8 +339,8 @@ OF_TRAINING = {
         hides_nan="query_weights",
     ),
     "explain": Call(
-        lambda model, windows, query_weights, regions, **rest: explanations.explain(
-            model, windows, query_weights, regions, **rest
+        lambda model, windows, query_weights, regions, **options: explanations.explain(
+            model, windows, query_weights, regions, **options
         ),
         {
             "model": MODEL,

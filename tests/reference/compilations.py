@@ -8,15 +8,15 @@ import jax
 @contextmanager
 def compilations():
     """Count what XLA compiles inside."""
-    found = []
+    seconds = []
 
     def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
         del kwargs
         if event == "/jax/core/compile/backend_compile_duration":
-            found.append(duration_secs)
+            seconds.append(duration_secs)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        yield found
+        yield seconds
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)

@@ -34,5 +34,5 @@ def transposed(matrix, grid):
 
 def prefix_weights(grid):
     """Those of a grid of cells by NumPy: cells left of a row's, and the share of its own."""
-    whole = np.tril(np.broadcast_to(np.asarray(grid.weights), (grid.size, grid.size)))
-    return whole - float(grid.offset) * np.diag(np.diag(whole))
+    cells = np.tril(np.broadcast_to(np.asarray(grid.weights), (grid.size, grid.size)))
+    return cells - float(grid.offset) * np.diag(np.diag(cells))

@@ -10,10 +10,10 @@ def central_difference(function, point, direction, step=1e-5):
 
     @jax.jit
     def difference(point, direction):
-        def moved(size):
+        def value_at(size):
             return function(jax.tree.map(lambda p, d: p + size * d, point, direction))
 
-        values = jax.lax.map(moved, step * np.array([1.0, -1.0, 2.0, -2.0]))
+        values = jax.lax.map(value_at, step * np.array([1.0, -1.0, 2.0, -2.0]))
         weights = np.array([8.0, -8.0, -1.0, 1.0]) / (12 * step)
         return jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1), values)
 
@@ -24,10 +24,10 @@ def difference_by_calls(function, point, direction, step=1e-5):
     """`central_difference` of what is compiled already, by calls of it: trees of NumPy arrays."""
 
     def value(size):
-        moved = jax.tree.map(
+        shifted = jax.tree.map(
             lambda p, d: jax.device_put(p + size * d), *on_host((point, direction))
         )
-        return on_host(function(moved))
+        return on_host(function(shifted))
 
     def slope(after, before, far_after, far_before):
         return (8 * (after - before) - (far_after - far_before)) / (12 * step)
@@ -45,8 +45,8 @@ def central_gradient(function, x, step=1e-5):
     @jax.jit
     def slopes(x):
         directions = np.eye(x.size).reshape(x.size, *x.shape)
-        found = jax.lax.map(lambda d: central_difference(function, x, d, step), directions)
-        return found.reshape(x.shape)
+        partials = jax.lax.map(lambda d: central_difference(function, x, d, step), directions)
+        return partials.reshape(x.shape)
 
     return slopes(x)
 

@@ -28,8 +28,8 @@ def require_as_drawn(committed, anew):
     for file in files:
         for old, new in zip(carried(file), carried(anew / file.name), strict=True):
             assert old["said"] == new["said"], file
-            for one, other in zip(old["drawn"], new["drawn"], strict=True):
+            for first, second in zip(old["drawn"], new["drawn"], strict=True):
                 close = np.allclose(
-                    one, other, rtol=0.01, atol=1e-3 * np.nanmax(np.abs(other)), equal_nan=True
+                    first, second, rtol=0.01, atol=1e-3 * np.nanmax(np.abs(second)), equal_nan=True
                 )
-                assert close, (file, one, other)
+                assert close, (file, first, second)

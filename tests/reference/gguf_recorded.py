@@ -201,66 +201,82 @@ def stated(case):
     return own | options
 
 
+def queries_keys_values(array, heads):
+    """All heads' queries, then keys, then values, of rows that go head by head."""
+    by_head = array.reshape(heads, 3, -1, *array.shape[1:])
+    return np.swapaxes(by_head, 0, 1).reshape(array.shape)
+
+
+def keys_and_values(name, array, config):
+    """The expansion of latents as two tensors of all heads: keys transposed, then values."""
+    still = config["qk_nope_head_dim"]
+    by_head = array.reshape(-1, still + config["v_head_dim"], array.shape[1])
+    return {
+        name.replace("kv_b", "k_b"): by_head[:, :still].swapaxes(1, 2),
+        name.replace("kv_b", "v_b"): by_head[:, still:],
+    }
+
+
+def converted_tensor(architecture, config, name, array, absorbed):
+    """One of the publisher's tensors as its conversion leaves it, by the publisher's names."""
+    heads = config.get("num_attention_heads", config.get("n_head"))
+    if architecture in ("arcee", "mistral3", "smollm3") and re.search("[qk]_proj", name):
+        count = heads if "q_proj" in name else config["num_key_value_heads"]
+        return {name: neighbours(array, count)}
+    if architecture == "gpt2" and re.search(r"c_\w+\.weight", name):
+        return {name: array.T}
+    if architecture == "gemma" and name.endswith("norm.weight"):
+        return {name: array + 1}
+    if "query_key_value" in name:
+        return {name: queries_keys_values(array, heads)}
+    if "kv_b_proj" in name and absorbed:
+        return keys_and_values(name, array, config)
+    if architecture != "gemma4" and "experts.gate_up_proj" in name:
+        gates, ups = np.split(array.transpose(0, 2, 1), 2, axis=1)
+        stem = name.removesuffix("gate_up_proj")
+        return {f"{stem}gate_proj": gates, f"{stem}up_proj": ups}
+    if architecture != "gemma4" and name.endswith("experts.down_proj"):
+        return {name: array.transpose(0, 2, 1)}
+    return {name: array}
+
+
+def stacked_experts(arrays):
+    """Tensors of one expert each as one tensor of all, whatever their order."""
+    found = {}
+    stacks = {}
+    for name, array in arrays.items():
+        if match := re.fullmatch(r"(.+\.experts)\.(\d+)\.(.+)", name):
+            stacks.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = array
+        else:
+            found[name] = array
+    return found | {
+        name: np.stack([stack[number] for number in range(len(stack))])
+        for name, stack in stacks.items()
+    }
+
+
+def name_in_file(table, name):
+    """By llama.cpp's own table, which has no names of the scales beside experts."""
+    if name.endswith((".router.scale", ".per_expert_scale")):
+        stem = "ffn_gate_inp" if "router.scale" in name else "ffn_down_exps"
+        return f"blk.{name.split('.')[2]}.{stem}.scale"
+    name = name.replace("correction_bias", "correction.bias")
+    name = name.replace(".expert_bias", ".expert_bias.bias")
+    name = name if name.endswith((".weight", ".bias")) else f"{name}.weight"
+    known = table.get_name(name, try_suffixes=(".weight", ".bias"))
+    assert known is not None, name
+    return known
+
+
 def converted(architecture, config, arrays, absorbed):
     """The publisher's tensors as llama.cpp's conversion writes them, by its own names."""
     kind = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
     table = gguf.get_tensor_name_map(kind, 8)
-    found = {}
-    stacks = {}
-
-    def put(name, array):
-        name = name.replace("correction_bias", "correction.bias")
-        name = name.replace(".expert_bias", ".expert_bias.bias")
-        name = name if name.endswith((".weight", ".bias")) else f"{name}.weight"
-        known = table.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert known is not None, name
-        found[known] = array
-
-    heads = config.get("num_attention_heads", config.get("n_head"))
-    for name, array in arrays.items():
-        if architecture in ("arcee", "mistral3", "smollm3") and re.search("[qk]_proj", name):
-            count = heads if "q_proj" in name else config["num_key_value_heads"]
-            put(name, neighbours(array, count))
-        elif architecture == "gpt2" and re.search(r"c_\w+\.weight", name):
-            put(name, array.T)
-        elif architecture == "gemma" and name.endswith("norm.weight"):
-            put(name, array + 1)
-        elif "query_key_value" in name:
-            size = len(array) // heads // 3
-            rows = [
-                [array[3 * size * h + size * part :][:size] for h in range(heads)]
-                for part in range(3)
-            ]
-            put(name, np.concatenate([head for part in rows for head in part]))
-        elif "kv_b_proj" in name and absorbed:
-            keys = []
-            values = []
-            still = config["qk_nope_head_dim"]
-            size = config["v_head_dim"]
-            for h in range(heads):
-                own = array[h * (still + size) :][: still + size]
-                keys.append(own[:still].T)
-                values.append(own[still:])
-            put(name.replace("kv_b", "k_b"), np.stack(keys))
-            put(name.replace("kv_b", "v_b"), np.stack(values))
-        elif name.endswith((".router.scale", ".per_expert_scale")):
-            stem = "ffn_gate_inp" if "router.scale" in name else "ffn_down_exps"
-            found[f"blk.{name.split('.')[2]}.{stem}.scale"] = array
-        elif architecture == "gemma4":
-            put(name, array)
-        elif "experts.gate_up_proj" in name:
-            gates, ups = np.split(array.transpose(0, 2, 1), 2, axis=1)
-            put(name.replace("gate_up_proj", "gate_proj"), gates)
-            put(name.replace("gate_up_proj", "up_proj"), ups)
-        elif name.endswith("experts.down_proj"):
-            put(name, array.transpose(0, 2, 1))
-        elif match := re.fullmatch(r"(.+\.experts)\.\d+\.(.+)", name):
-            stacks.setdefault(f"{match[1]}.{match[2]}", {})[int(name.split(".")[5])] = array
-        else:
-            put(name, array)
-    for name, stack in stacks.items():
-        put(name, np.stack([stack[number] for number in range(len(stack))]))
-    return found
+    return {
+        name_in_file(table, part): value
+        for name, array in stacked_experts(arrays).items()
+        for part, value in converted_tensor(architecture, config, name, array, absorbed).items()
+    }
 
 
 def write(file, case):

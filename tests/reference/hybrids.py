@@ -33,13 +33,13 @@ def _mixer(kind, new, *, groups=1, heads=2, size=3, features=2, width=WIDTH, **o
         "gate_bias": new(heads, features), "output_bias": new(width),
     }  # fmt: skip
     vectors = (groups, size)
-    of_heads = (heads, features)
+    head_shape = (heads, features)
     matrices = {
         "norm": RMSNorm(new(width, mean=1), 0.1), "query": new(*vectors, width),
-        "key": new(*vectors, width), "value": new(*of_heads, width), "rate": new(heads, width),
-        "rate_bias": new(heads), "log_decay": new(heads), "gate": new(*of_heads, width),
+        "key": new(*vectors, width), "value": new(*head_shape, width), "rate": new(heads, width),
+        "rate_bias": new(heads), "log_decay": new(heads), "gate": new(*head_shape, width),
         "output": new(heads, width, features), "query_taps": new(*vectors, 3),
-        "key_taps": new(*vectors, 3), "value_taps": new(*of_heads, 3),
+        "key_taps": new(*vectors, 3), "value_taps": new(*head_shape, 3),
     }  # fmt: skip
     return kind(**{**matrices, **biases, **options})
 

@@ -74,10 +74,10 @@ def channels():
 
 
 def explanation():
-    whole = lim.boundary_regions(GRID, "1/3")
+    regions = lim.boundary_regions(GRID, "1/3")
     return Explanation(
         1,
-        influence(whole),
+        influence(regions),
         influence(),
         numbers(7, 3, LENGTH),
         numbers(8, 3, LENGTH),
@@ -116,9 +116,11 @@ def comparison():
 
 
 def compared_contexts():
-    one, other, change = (Estimate(numbers(seed), numbers(seed + 1)) for seed in (50, 52, 54))
-    whole = ComparedInfluences(influence(), influence(), comparison())
-    return ComparedContexts(2, whole, None, {"key": ComparedShares(one, other, change, (2, 2), 2)})
+    first, second, change = (Estimate(numbers(seed), numbers(seed + 1)) for seed in (50, 52, 54))
+    influences = ComparedInfluences(influence(), influence(), comparison())
+    return ComparedContexts(
+        2, influences, None, {"key": ComparedShares(first, second, change, (2, 2), 2)}
+    )
 
 
 MAKERS = {

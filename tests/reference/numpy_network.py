@@ -53,13 +53,13 @@ def turned(rotary, vector, place):
 
 def latent_vectors(layer, kind, z, place):
     """The same of latent attention: what turns is shared, or comes first of a query."""
-    places = mask_of(layer).positions
+    positions = mask_of(layer).positions
     if kind == "key":
         low = layer_norm(layer.down_norm, affine(layer.down, None, z))
-        shared = turned(places, affine(layer.rope_key, None, z), place)
+        shared = turned(positions, affine(layer.rope_key, None, z), place)
         return [np.concatenate([shared, affine(matrix, None, low)], -1) for matrix in layer.key]
     low = layer_norm(layer.query_down_norm, affine(layer.query_down, None, z))
-    return [turned(places, affine(matrix, None, low), place) for matrix in layer.query]
+    return [turned(positions, affine(matrix, None, low), place) for matrix in layer.query]
 
 
 def projected(layer, kind, z, place):
@@ -73,8 +73,11 @@ def projected(layer, kind, z, place):
     if hasattr(norm, "norm"):  # of all heads together
         vectors = np.split(layer_norm(norm.norm, np.concatenate(vectors, -1)), len(vectors), -1)
     elif hasattr(norm, "norms"):  # of each head by itself
-        own = [jax.tree.map(lambda leaf, h=h: leaf[h], norm.norms) for h in range(len(vectors))]
-        vectors = [layer_norm(one, vector) for one, vector in zip(own, vectors, strict=True)]
+        norms = [jax.tree.map(lambda leaf, h=h: leaf[h], norm.norms) for h in range(len(vectors))]
+        vectors = [
+            layer_norm(norm_of_head, vector)
+            for norm_of_head, vector in zip(norms, vectors, strict=True)
+        ]
     elif norm is not None:
         vectors = [layer_norm(norm, vector) for vector in vectors]
     return [turned(mask_of(layer).positions, vector, place) for vector in vectors]
@@ -94,12 +97,12 @@ def scores(layer, h, query, keys, distances):
     """Scaled, biased by distance, and capped, of one row."""
     scale = 1 / np.sqrt(layer.query.shape[1]) if layer.scale is None else layer.scale
     slopes = getattr(mask_of(layer).positions, "slopes", None)
-    found = []
+    values = []
     for key, distance in zip(keys, distances, strict=True):
         score = scale * (query * key).sum(axis=-1, keepdims=True)
         score = score if slopes is None else score - slopes[h] * distance
-        found.append(score if layer.cap is None else layer.cap * np.tanh(score / layer.cap))
-    return found
+        values.append(score if layer.cap is None else layer.cap * np.tanh(score / layer.cap))
+    return values
 
 
 def attention(layer, states, mask=unmasked, places=None):
@@ -127,24 +130,24 @@ def attention(layer, states, mask=unmasked, places=None):
             else tokens
         )
         values = [affine(layer.value[g], bias, z) for z in low]
-        of_group = [k[g] for k in keys]
+        group_keys = [k[g] for k in keys]
         for i in range(length):
             first = first_seen(mask_of(layer), places[i])
-            seen = [j for j in range(i + 1) if places[j] >= first]
+            visible = [j for j in range(i + 1) if places[j] >= first]
             sink = 0 if layer.sinks is None else np.exp(np.asarray(layer.sinks[h]))
             numerator = 0
             denominator = sink
-            distances = [places[i] - places[j] for j in seen]
-            near = [of_group[j] for j in seen]
+            distances = [places[i] - places[j] for j in visible]
+            near = [group_keys[j] for j in visible]
             row = scores(layer, h, queries[i][h], near, distances)
-            for j, score in zip(seen, row, strict=True):
+            for j, score in zip(visible, row, strict=True):
                 mass = np.exp(score + mask(h, i, j))
                 numerator = numerator + mass * values[j]
                 denominator = denominator + mass
-            read = numerator / denominator
+            output = numerator / denominator
             if layer.gate is not None:
-                read = read / (1 + np.exp(-affine(layer.gate[h], None, tokens[i])))
-            result[..., i, :] += affine(layer.output[h], None, read)
+                output = output / (1 + np.exp(-affine(layer.gate[h], None, tokens[i])))
+            result[..., i, :] += affine(layer.output[h], None, output)
     return output_normed(layer, result)
 
 
@@ -164,14 +167,14 @@ def attention_matrix(layer, states):
     )
     result = np.zeros((len(states), len(states)))
     for h in range(heads):
-        of_group = [k[h // (heads // len(layer.key))] for k in keys]
+        group_keys = [k[h // (heads // len(layer.key))] for k in keys]
         for i in range(len(states)):
-            seen = range(first_seen(mask_of(layer), i), i + 1)
+            visible = range(first_seen(mask_of(layer), i), i + 1)
             sink = 0 if layer.sinks is None else np.exp(np.asarray(layer.sinks[h]))
-            distances = [i - j for j in seen]
-            near = [of_group[j] for j in seen]
+            distances = [i - j for j in visible]
+            near = [group_keys[j] for j in visible]
             mass = np.exp(np.ravel(scores(layer, h, queries[i][h], near, distances)))
-            result[i, seen] += mass / (mass.sum() + sink) / heads
+            result[i, visible] += mass / (mass.sum() + sink) / heads
     return result
 
 
@@ -198,23 +201,23 @@ def gelu(x):
 def mixture(layer, z):
     """Experts one after another, for every token that has leading axes by itself."""
     if z.ndim > 1:
-        return np.stack([mixture(layer, one) for one in z])
+        return np.stack([mixture(layer, token) for token in z])
     logits = affine(layer.router, layer.router_bias, z)
     routing = layer.routing
     scores = np.exp(logits) / np.exp(logits).sum()
     if routing.scores == "sigmoid":
         scores = 1 / (1 + np.exp(-logits))
-    wanted = scores.real + (0 if layer.preference is None else np.asarray(layer.preference))
-    groups = np.split(np.arange(len(wanted)), routing.groups)
-    merits = [np.sort(wanted[group])[-routing.best :].sum() for group in groups]
-    kept = np.concatenate([groups[g] for g in np.argsort(merits)[-routing.kept :]])
-    top = kept[np.argsort(wanted[kept])[-routing.top :]]
+    preferred = scores.real + (0 if layer.preference is None else np.asarray(layer.preference))
+    groups = np.split(np.arange(len(preferred)), routing.groups)
+    merits = [np.sort(preferred[group])[-routing.best :].sum() for group in groups]
+    open_experts = np.concatenate([groups[g] for g in np.argsort(merits)[-routing.topk_group :]])
+    top = open_experts[np.argsort(preferred[open_experts])[-routing.top :]]
     total = scores[top].sum() if routing.normalised else 1
     result = np.zeros_like(z)
     for e in top:
         weight = routing.factor * scores[e] / total
-        read = weight * z if layer.weighs_input else z
-        result += (1 if layer.weighs_input else weight) * expert(layer.experts, e, read)
+        expert_input = weight * z if layer.weighs_input else z
+        result += (1 if layer.weighs_input else weight) * expert(layer.experts, e, expert_input)
     if layer.shared is None:
         return result
     gate = silu(affine(layer.shared.gate, layer.shared.gate_bias, z))
@@ -264,11 +267,11 @@ def flow(layers, states, horizon, scheme, profile, masks=None, places=None):
     """
     for k, layer in enumerate(layers):
         step = horizon / len(layers) * profile(k * horizon / len(layers))
-        read = attention(layer.attention, states, masks[k] if masks else unmasked, places)
+        output = attention(layer.attention, states, masks[k] if masks else unmasked, places)
         if scheme == "euler":
-            states = states + step * (read + feed_forward(layer.feed_forward, states))
+            states = states + step * (output + feed_forward(layer.feed_forward, states))
         else:
-            states = states + step * read
+            states = states + step * output
             states = states + step * feed_forward(layer.feed_forward, states)
     return states
 

@@ -16,7 +16,7 @@ class Span(NamedTuple):
     """A named part of a context."""
 
     name: str
-    places: np.ndarray
+    positions: np.ndarray
 
 
 class Held(NamedTuple):
@@ -77,12 +77,12 @@ MEASURED = 12
 BY_PLACE = (("share in %", "place 1"), ("“<b>Wren</b>”", "50.0 ± 1.0"))
 
 
-def account(length, seed, asked):
+def account(length, seed, query_weights):
     """Energies over three decades, with a token that has none."""
-    drawn = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
 
     def energies(*shape):
-        return np.exp(drawn.uniform(-7, 1, shape))
+        return np.exp(rng.uniform(-7, 1, shape))
 
     by_depth = energies(LAYERS + 1, length)
     by_depth[DEPTH, 1] = 0
@@ -90,7 +90,7 @@ def account(length, seed, asked):
     channels = energies(3, length)
     channels[:, 2] = 0
     parts: Any = (
-        np.asarray(1.25 + seed), asked, channels, energies(4, length),
+        np.asarray(1.25 + seed), query_weights, channels, energies(4, length),
         energies(LAYERS - DEPTH, HEADS), by_depth,
     )  # fmt: skip
     return TokenBreakdown(*parts)
@@ -114,7 +114,7 @@ def influence(left_out=()):
 
 def written(folder, **options):
     """The page of it all."""
-    given = {
+    defaults = {
         "title": TITLE,
         "certificates": CERTIFICATES,
         "without_queries": influence([GRID_SIZE - 1]),
@@ -125,7 +125,7 @@ def written(folder, **options):
         "by_place": BY_PLACE,
     }
     page = folder / "page.html"
-    return lim.report.write_page(page, influence(), accounts(), TEXTS, **given | options)
+    return lim.report.write_page(page, influence(), accounts(), TEXTS, **defaults | options)
 
 
 VOID = {"meta", "link", "img", "br", "input", "hr"}
@@ -165,15 +165,18 @@ class Read(HTMLParser):
 
     def all(self, tag, of_class=None):
         return [
-            one
-            for one in self.elements
-            if one["tag"] == tag and (of_class is None or of_class in one.get("class", "").split())
+            element
+            for element in self.elements
+            if element["tag"] == tag
+            and (of_class is None or of_class in element.get("class", "").split())
         ]
 
     def texts_in(self, element, tag):
         """Of every such element inside of one its text, with that of what is inside."""
-        return [" ".join(one["inner"].split()) for one in element["inside"] if one["tag"] == tag]
+        return [
+            " ".join(inner["inner"].split()) for inner in element["inside"] if inner["tag"] == tag
+        ]
 
     def json(self, name):
-        (found,) = (one for one in self.all("script") if one.get("id") == name)
-        return json.loads(found["text"])
+        (script,) = (element for element in self.all("script") if element.get("id") == name)
+        return json.loads(script["text"])

@@ -70,23 +70,23 @@ def shapes(config):
             "ln_1": (d,), "attn.c_attn": (d, 3 * d), "attn.c_proj": (d, d), "ln_2": (d,),
             "mlp.c_fc": (d, h), "mlp.c_proj": (h, d),
         }  # fmt: skip
-        found = {"wte.weight": (WORDS, d), "wpe.weight": (PLACES, d)} | biased("ln_f", (d,), d)
+        tensors = {"wte.weight": (WORDS, d), "wpe.weight": (PLACES, d)} | biased("ln_f", (d,), d)
         for k in range(DEPTH):
             for name, shape in layer.items():
-                found |= biased(f"h.{k}.{name}", shape, shape[-1])
-        return found
+                tensors |= biased(f"h.{k}.{name}", shape, shape[-1])
+        return tensors
     if family == "gpt_neox":
         layer = {
             "input_layernorm": (d,), "post_attention_layernorm": (d,), "attention.dense": (d, d),
             "attention.query_key_value": (3 * d, d), "mlp.dense_h_to_4h": (h, d),
             "mlp.dense_4h_to_h": (d, h),
         }  # fmt: skip
-        found = {"gpt_neox.embed_in.weight": (WORDS, d), "embed_out.weight": (WORDS, d)}
-        found |= biased("gpt_neox.final_layer_norm", (d,), d)
+        tensors = {"gpt_neox.embed_in.weight": (WORDS, d), "embed_out.weight": (WORDS, d)}
+        tensors |= biased("gpt_neox.final_layer_norm", (d,), d)
         for k in range(DEPTH):
             for name, shape in layer.items():
-                found |= biased(f"gpt_neox.layers.{k}.{name}", shape, shape[0])
-        return found
+                tensors |= biased(f"gpt_neox.layers.{k}.{name}", shape, shape[0])
+        return tensors
     return llama_shapes(config)
 
 
@@ -99,27 +99,27 @@ def llama_shapes(config):
     size = config.get("head_dim", WIDTH // HEADS)
     q = HEADS * size
     kv = config.get("num_key_value_heads", HEADS) * size
-    found = {"model.embed_tokens.weight": (WORDS, d), "model.norm.weight": (d,)}
+    tensors = {"model.embed_tokens.weight": (WORDS, d), "model.norm.weight": (d,)}
     if not config.get("tie_word_embeddings"):
-        found["lm_head.weight"] = (WORDS, d)
+        tensors["lm_head.weight"] = (WORDS, d)
     for k in range(DEPTH):
         at = f"model.layers.{k}"
-        found |= {
+        tensors |= {
             f"{at}.input_layernorm.weight": (d,),
             f"{at}.post_attention_layernorm.weight": (d,),
         }
         rows = {"q": (q, d), "k": (kv, d), "v": (kv, d), "o": (d, q)}
         for name, shape in rows.items():
-            found[f"{at}.self_attn.{name}_proj.weight"] = shape
+            tensors[f"{at}.self_attn.{name}_proj.weight"] = shape
             if config.get("attention_bias") or (config["model_type"] == "qwen2" and name != "o"):
-                found[f"{at}.self_attn.{name}_proj.bias"] = shape[:1]
+                tensors[f"{at}.self_attn.{name}_proj.bias"] = shape[:1]
         if config["model_type"] == "qwen3":
-            found |= {f"{at}.self_attn.{name}_norm.weight": (size,) for name in "qk"}
+            tensors |= {f"{at}.self_attn.{name}_norm.weight": (size,) for name in "qk"}
         for name, shape in {"gate": (HIDDEN, d), "up": (HIDDEN, d), "down": (d, HIDDEN)}.items():
-            found[f"{at}.mlp.{name}_proj.weight"] = shape
+            tensors[f"{at}.mlp.{name}_proj.weight"] = shape
             if config.get("mlp_bias"):
-                found[f"{at}.mlp.{name}_proj.bias"] = shape[:1]
-    return found
+                tensors[f"{at}.mlp.{name}_proj.bias"] = shape[:1]
+    return tensors
 
 
 def tensors(config) -> dict[str, np.ndarray]:
@@ -228,8 +228,8 @@ def gpt2(config, t, ids):
     x = t["wte.weight"][ids] + t["wpe.weight"][: len(ids)]
     for k in range(DEPTH):
         at = f"h.{k}"
-        joined = layer_norm(t, f"{at}.ln_1", x, eta) @ t[f"{at}.attn.c_attn.weight"]
-        q, key, v = np.split(joined + t[f"{at}.attn.c_attn.bias"], 3, axis=1)
+        qkv = layer_norm(t, f"{at}.ln_1", x, eta) @ t[f"{at}.attn.c_attn.weight"]
+        q, key, v = np.split(qkv + t[f"{at}.attn.c_attn.bias"], 3, axis=1)
         heads = [attend(q[:, h], key[:, h], v[:, h]) for h in np.split(np.arange(WIDTH), HEADS)]
         x = x + np.hstack(heads) @ t[f"{at}.attn.c_proj.weight"] + t[f"{at}.attn.c_proj.bias"]
         h = layer_norm(t, f"{at}.ln_2", x, eta) @ t[f"{at}.mlp.c_fc.weight"]
@@ -248,19 +248,19 @@ def neox(config, t, ids):
     for k in range(DEPTH):
         at = f"gpt_neox.layers.{k}"
         normed = layer_norm(t, f"{at}.input_layernorm", x, eta)
-        joined = dense(t, f"{at}.attention.query_key_value", normed)
+        qkv = dense(t, f"{at}.attention.query_key_value", normed)
         heads = []
         for h in range(HEADS):
-            q, key, v = np.split(joined[:, 3 * size * h : 3 * size * (h + 1)], 3, axis=1)
+            q, key, v = np.split(qkv[:, 3 * size * h : 3 * size * (h + 1)], 3, axis=1)
             q, key = (turned(a, config, turning, "rotary_emb_base") for a in (q, key))
             heads.append(attend(q, key, v))
         attention = dense(t, f"{at}.attention.dense", np.hstack(heads))
-        read = x if config.get("use_parallel_residual", True) else x + attention
+        network_input = x if config.get("use_parallel_residual", True) else x + attention
         h = act(
             dense(
                 t,
                 f"{at}.mlp.dense_h_to_4h",
-                layer_norm(t, f"{at}.post_attention_layernorm", read, eta),
+                layer_norm(t, f"{at}.post_attention_layernorm", network_input, eta),
             )
         )
         x = x + attention + dense(t, f"{at}.mlp.dense_4h_to_h", h)
@@ -277,20 +277,20 @@ def llama(config, t, ids):
     kinds = ["full"] * config.get("max_window_layers", 0) + kinds
     for k in range(DEPTH):
         at = f"model.layers.{k}"
-        own = f"model.layers.{k}.self_attn"
+        attention = f"model.layers.{k}.self_attn"
         normed = rms_norm(t, f"{at}.input_layernorm", x, eta)
-        q, key, v = (dense(t, f"{own}.{name}_proj", normed) for name in "qkv")
+        q, key, v = (dense(t, f"{attention}.{name}_proj", normed) for name in "qkv")
         heads = []
         for h in range(HEADS):
             pair = q[:, size * h :][:, :size], key[:, size * (h // share) :][:, :size]
             if config["model_type"] == "qwen3":
-                names = (f"{own}.q_norm", f"{own}.k_norm")
+                names = (f"{attention}.q_norm", f"{attention}.k_norm")
                 pair = (rms_norm(t, n, a, eta) for n, a in zip(names, pair, strict=True))
             query, source = (turned(a, config, size, "rope_theta") for a in pair)
             rows = v[:, size * (h // share) :][:, :size]
             window = config.get("sliding_window") if kinds[k].startswith("sliding") else None
             heads.append(attend(query, source, rows, window))
-        x = x + dense(t, f"{own}.o_proj", np.hstack(heads))
+        x = x + dense(t, f"{attention}.o_proj", np.hstack(heads))
         normed = rms_norm(t, f"{at}.post_attention_layernorm", x, eta)
         gate = dense(t, f"{at}.mlp.gate_proj", normed)
         gated = gate / (1 + np.exp(-gate)) * dense(t, f"{at}.mlp.up_proj", normed)

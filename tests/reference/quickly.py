@@ -17,10 +17,10 @@ def compile_quickly() -> None:
 
     One that is set and empty stays so, and one that holds them already, as a worker's does.
     """
-    given = os.environ.get("XLA_FLAGS")
-    if given == "" or QUICK in (given or ""):
+    flags = os.environ.get("XLA_FLAGS")
+    if flags == "" or QUICK in (flags or ""):
         return
-    os.environ["XLA_FLAGS"] = f"{QUICK} {given or ''}".strip()
+    os.environ["XLA_FLAGS"] = f"{QUICK} {flags or ''}".strip()
 
 
 def given_flags() -> str:

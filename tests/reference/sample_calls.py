@@ -38,9 +38,9 @@ class Call(NamedTuple):
     def bad(self, argument: str) -> dict[str, Any]:
         """Return the values that must be refused in an argument's place, by kind."""
         kinds = self.accepts.get(argument, "").split(", ")
-        found = {} if kinds == ["anything"] else bad_values(self.right[argument])
-        found = {kind: value for kind, value in found.items() if kind.split(":")[0] not in kinds}
-        return found | self.refuses.get(argument, {})
+        values = {} if kinds == ["anything"] else bad_values(self.right[argument])
+        values = {kind: value for kind, value in values.items() if kind.split(":")[0] not in kinds}
+        return values | self.refuses.get(argument, {})
 
     def poisoned(self, argument: str) -> dict[str, Any]:
         """Return what must be refused or give NaN: the argument with one number that is none."""
@@ -65,29 +65,31 @@ def is_numeric(value: Any) -> bool:
 def bad_values(right: Any) -> dict[str, Any]:
     """Return what can mean nothing in place of a value, by its type; kinds name the values."""
     none = {"none": None}
-    whole = {"int": 3}
+    integer = {"int": 3}
     real = {"float": 0.5}
     array = {"array": ARRAY}
     if is_numeric(right):
         numbers = np.asarray(right)
         if np.issubdtype(numbers.dtype, np.floating):
-            return none | whole | real | JUNK | bad_arrays(numbers) | bad_rows(numbers)
+            return none | integer | real | JUNK | bad_arrays(numbers) | bad_rows(numbers)
         floats = {"floats": numbers + 0.0}
         listed = {"as a list": numbers.tolist()}
-        return none | whole | real | array | JUNK | floats | listed | {"none of them": numbers[:0]}
+        return (
+            none | integer | real | array | JUNK | floats | listed | {"none of them": numbers[:0]}
+        )
     if isinstance(right, int):
         return none | real | {"array": np.ones(2, int), "negative": -1, "boolean": True} | JUNK
     if isinstance(right, float):
         return none | array | {"boolean": True} | JUNK
-    found = none | whole | real | array | JUNK
+    values = none | integer | real | array | JUNK
     if isinstance(right, str):
-        del found["string"]
+        del values["string"]
     elif type(right) in (list, tuple):
-        del found["empty list"]
-        found["its class"] = type(right)
+        del values["empty list"]
+        values["its class"] = type(right)
     elif not (right is None or callable(right) or isinstance(right, dict)):
-        found["its class"] = type(right)
-    return found
+        values["its class"] = type(right)
+    return values
 
 
 def bad_arrays(numbers: np.ndarray) -> dict[str, Any]:
@@ -105,10 +107,10 @@ def bad_arrays(numbers: np.ndarray) -> dict[str, Any]:
 
 def bad_rows(numbers: np.ndarray) -> dict[str, Any]:
     """Return the numbers with one row more, one less and none, along each axis of rows."""
-    found = {}
+    rows = {}
     for axis in (axis for axis, size in enumerate(numbers.shape) if size == LENGTH):
         more = np.concatenate([numbers, numbers.take([0], axis)], axis)
-        found[f"rows: one more along {axis}"] = more
-        found[f"rows: one less along {axis}"] = numbers.take(range(LENGTH - 1), axis)
-        found[f"rows: none along {axis}"] = numbers.take([], axis)
-    return found
+        rows[f"rows: one more along {axis}"] = more
+        rows[f"rows: one less along {axis}"] = numbers.take(range(LENGTH - 1), axis)
+        rows[f"rows: none along {axis}"] = numbers.take([], axis)
+    return rows

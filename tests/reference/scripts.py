@@ -37,12 +37,12 @@ ANSWER = "يوم الجمعة. 市場です。👨‍👩‍👧 हाँ।"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
-def _trained(model: Any, trainer: Any, *, texts: Any = None, **parts: Any) -> Any:
+def _train(model: Any, trainer: Any, *, texts: Any = None, **parts: Any) -> Any:
     tokenizer = Tokenizer(model)
     for name, part in parts.items():
         setattr(tokenizer, name, part)
-    asked = [*TEXTS, QUESTION, ANSWER, "Question: \nAnswer: ", ".\n\n", "!\n\n", "؟\n"]
-    tokenizer.train_from_iterator(3 * (texts or asked), trainer)
+    corpus = [*TEXTS, QUESTION, ANSWER, "Question: \nAnswer: ", ".\n\n", "!\n\n", "؟\n"]
+    tokenizer.train_from_iterator(3 * (texts or corpus), trainer)
     return tokenizer
 
 
@@ -53,10 +53,10 @@ def _pairs(split: bool) -> Any:
     trainer = trainers.BpeTrainer(
         vocab_size=700, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    return _trained(models.BPE(), trainer, pre_tokenizer=as_bytes, decoder=decoders.ByteLevel())
+    return _train(models.BPE(), trainer, pre_tokenizer=as_bytes, decoder=decoders.ByteLevel())
 
 
-def _of_gguf(cut: str) -> Any:
+def _gguf_tokenizer(cut: str) -> Any:
     """The tokenizer of a GGUF file whose words are pairs of bytes, cut as one publisher does."""
     state = _pairs(False)
     pairs = [*map(" ".join, _merges(state))]
@@ -100,7 +100,7 @@ def _unigram(**options: Any) -> Any:
     )
     spaces = pre_tokenizers.Metaspace(**options)
     normalizer = normalizers.NFKC()  # by which a letter and its accent are one
-    return _trained(
+    return _train(
         models.Unigram(),
         trainer,
         pre_tokenizer=spaces,
@@ -117,7 +117,7 @@ def _pieces() -> Any:
     marks = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
-    return _trained(
+    return _train(
         models.WordPiece(unk_token="[UNK]"),
         trainer,
         texts=TEXTS[:2],
@@ -132,7 +132,7 @@ TOKENIZERS = {
     "bytes": lambda: None,
     "pairs of bytes": lambda: _pairs(True),
     "pairs over every edge": lambda: _pairs(False),
-    **{f"GGUF, {cut}": (lambda cut=cut: _of_gguf(cut))
+    **{f"GGUF, {cut}": (lambda cut=cut: _gguf_tokenizer(cut))
        for cut in ("gpt-2", "smollm", "llama-bpe", "qwen2", "tekken", "gpt-4o", "deepseek-v3")},
     "GGUF, SentencePiece": _sentencepiece,
     "unigrams": _unigram,

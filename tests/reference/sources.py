@@ -23,11 +23,11 @@ def made_context():
         spans.append((len(text), len(text) + len(document), f"<i>{number}</i>"))
         text += document + "|"
     spans.append((len(text), len(text) + len(QUESTION), "question"))
-    context = context_of(RenderedPrompt(text + QUESTION, tuple(spans)), ANSWER, asked="margin")
+    context = context_of(RenderedPrompt(text + QUESTION, tuple(spans)), ANSWER, loss="margin")
     # Whole tokens that are no markup either: one of no document, one of the third.
     tokens = list(context.tokens)
     spans = list(context.spans)
-    tokens[0] = tokens[int(spans[2].places[0])] = SCRIPT
+    tokens[0] = tokens[int(spans[2].positions[0])] = SCRIPT
     spans[2] = spans[2]._replace(texts=(SCRIPT,))
     return context._replace(tokens=tuple(tokens), spans=tuple(spans))
 
@@ -39,10 +39,10 @@ def made_scores(parts, seed=0):
     *answer, last = answer_segments(CONTEXT, None, parts)
     answer.append(last._replace(texts=(SCRIPT,)))
     rng = np.random.default_rng(seed)
-    drawn = (
+    numbers = (
         rng.normal(size=(len(answer), CONTEXT.length)) * 10.0 ** -np.arange(len(answer))[:, None]
     )
-    return scores_by_token(answer, context_segments(CONTEXT, "sentences"), drawn)
+    return scores_by_token(answer, context_segments(CONTEXT, "sentences"), numbers)
 
 
 def written(path, parts):

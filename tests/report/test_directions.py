@@ -24,11 +24,11 @@ NAME = "تقرير"
 def answer(cut=False):
     """The page of an answer, where titles have the largest scores of all."""
     laid = document_prompt(DOCUMENTS, "متى؟")
-    context = context_of(laid, " نعم. يوم الجمعة.", asked="margin")._replace(cut=cut)
+    context = context_of(laid, " نعم. يوم الجمعة.", loss="margin")._replace(cut=cut)
     parts = answer_segments(context)
     drawn = np.random.default_rng(0).normal(size=(len(parts), context.length))
     for span in context.spans[:3]:
-        drawn[:, span.places[:4]] += 99
+        drawn[:, span.positions[:4]] += 99
     scores = scores_by_token(parts, [], drawn)
     return sources_page(scores, context, question="متى؟", how="drawn", findings=SAID)
 

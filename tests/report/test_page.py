@@ -293,16 +293,16 @@ def test_named_parts_are_blocks_with_their_shares_and_tokens(read):
     assert names == ["<b>first</b>", "last", "the rest, in no part"]
     assert ["rest" in block["class"].split() for block in blocks] == [False, False, True]
     held = [0, 1, 2], [6, 7], [3, 4, 5, 8]
-    for at, (places, block) in enumerate(zip(held, blocks, strict=True)):
-        held = shares[places].sum()
-        own = shares[places]
+    for at, (positions, block) in enumerate(zip(held, blocks, strict=True)):
+        held = shares[positions].sum()
+        own = shares[positions]
         share = read.all("span", "share")[at]["text"]
         assert share == (f"{100 * held:.0f} %" if held > 0.0095 else f"{100 * held:.1g} %")
         width = read.all("span", "fill")[at]["style"]
         assert width == f"width: {round(100 * held, 2)}%"
         said = read.all("span", "most")[at]["text"]
-        assert said.startswith(f"in {100 * len(places) / 9:.0f} % of the tokens; most in “")
-        first = places[int(np.argmax(own))]
+        assert said.startswith(f"in {100 * len(positions) / 9:.0f} % of the tokens; most in “")
+        first = positions[int(np.argmax(own))]
         part = 100 * own.max() / own.sum()
         shown = {3: "⏎", 4: "··"}.get(first, pages.TEXTS[0][first])
         assert f"“{shown}” {part:.0f} %" in said
@@ -329,7 +329,7 @@ def test_named_parts_are_blocks_with_their_shares_and_tokens(read):
     assert [one["text"] for one in read.all("span", "texts")] == ["2 different texts"]
     with pytest.raises(ValueError, match=r"spans: got the places \[9\], expected .* 0 to 8"):
         beyond = pages.Span("x", np.array([9]))
-        blocks_of(account, pages.TEXTS[0], [beyond], shades.shading(np.asarray(shares)))
+        blocks_of(account, pages.TEXTS[0], [beyond], shades.choose_shades(np.asarray(shares)))
 
 
 def test_one_context_says_once_that_it_has_no_error(tmp_path):

@@ -11,25 +11,25 @@ from lim_jax.grid import boundary_regions, token_grid
 from lim_jax.report.notebook import Page
 from lim_jax.report.sentences import (
     certificate_lines,
-    finding,
+    influence_finding,
     part_words,
     parts_finding,
     records_finding,
 )
-from lim_jax.report.shades import shading
+from lim_jax.report.shades import choose_shades
 from lim_jax.report.wording import certificate_words, digits, with_error
 
 
-def test_finding():
+def test_influence_finding():
     regions = boundary_regions(token_grid(3), "1/3")
     valley = jnp.array([[2.0, 1.0, 2.0], [2.0, 1.4, 2.0]])
     hill = jnp.array([[2.0, 8.0, 2.0]])
-    assert finding(Influence.from_energies(valley, regions)).split(". ")[0] == (
+    assert influence_finding(Influence.from_energies(valley, regions)).split(". ")[0] == (
         "A token in the middle 33 % of the context has on average 40 % ± 10 % less influence than "
         "one in the first 33 %, the weaker end"
     )
     assert (
-        finding(Influence.from_energies(hill, regions))[46:121]
+        influence_finding(Influence.from_energies(hill, regions))[46:121]
         == "on average 4.0 times the influence of one in the first 33 %, the weaker end"
     )
 
@@ -67,9 +67,13 @@ def test_certificate_lines():
     ]
 
 
-def test_shading():
-    assert (shading(np.array([0.0, 1.0, 2.0]))(np.array([0.0, 1.1, 2.0])).tolist()) == [0, 5, 9]
-    shade = shading(np.array([0.0, 1e-3, 1e-2, 10.0]))
+def test_choose_shades():
+    assert (choose_shades(np.array([0.0, 1.0, 2.0]))(np.array([0.0, 1.1, 2.0])).tolist()) == [
+        0,
+        5,
+        9,
+    ]
+    shade = choose_shades(np.array([0.0, 1e-3, 1e-2, 10.0]))
     assert (shade.logarithmic, shade(np.array([0.0, 0.0011, 0.011, 10.0])).tolist()) == (
         True,
         [0, 0, 2, 9],

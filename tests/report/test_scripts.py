@@ -23,7 +23,7 @@ def asked(request):
     """The name of a tokenizer, and an answer with its documents as it reads them."""
     tokenizer = TOKENIZERS[request.param]()
     laid = document_prompt(DOCUMENTS, QUESTION)
-    context = context_of(laid, f" {ANSWER}", tokenizer, asked="margin")
+    context = context_of(laid, f" {ANSWER}", tokenizer, loss="margin")
     return request.param, context, tokenizer
 
 
@@ -68,5 +68,5 @@ def test_parts_of_documents_are_the_documents(asked, parts):
     for span, text in zip(context.spans, TEXTS, strict=False):
         own = [one for one in segments if one.within == span.name]
         assert "".join(one.text for one in own) == text == "".join(span.texts)
-        assert np.concatenate([one.places for one in own]).tolist() == span.places.tolist()
-        assert all(len(one.texts) == one.places.size for one in own)
+        assert np.concatenate([one.positions for one in own]).tolist() == span.positions.tolist()
+        assert all(len(one.texts) == one.positions.size for one in own)

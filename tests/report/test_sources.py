@@ -21,7 +21,8 @@ def test_the_data_are_the_scores_of_what_is_shown_and_texts_are_escaped(tmp_path
     data = page.json("data")
     names = [one["inner"].strip() for one in page.all("h3")]
     gave = {
-        f"<i>{number}</i>": by_token[:, CONTEXT.spans[number].places].sum() for number in range(6)
+        f"<i>{number}</i>": by_token[:, CONTEXT.spans[number].positions].sum()
+        for number in range(6)
     }
     assert names == sorted(gave, key=lambda name: -abs(gave[name])), "more than five"
     sentences = [one["inner"] for one in page.all("span", "part")]
@@ -38,7 +39,7 @@ def test_the_data_are_the_scores_of_what_is_shown_and_texts_are_escaped(tmp_path
     whole = by_token.sum(axis=1)
     np.testing.assert_allclose(shown.sum(axis=1), whole, atol=CONTEXT.length * max(data["scales"]))
     first = tokens.index("A")
-    place = CONTEXT.spans[1].places[0]
+    place = CONTEXT.spans[1].positions[0]
     error = np.abs(shown[:, first] - by_token[:, place])
     assert (error <= 0.51 * np.array(data["scales"])).all()
     assert len(page.all("script")) == 2 and SCRIPT in page.all("p")[-3]["text"]
@@ -48,7 +49,7 @@ def test_four_thousand_tokens_by_fifty_are_below_two_megabytes():
     documents = tuple(f"Sentence {number} of a document." for number in range(150))
     text = " ".join(documents)
     laid = RenderedPrompt(text, ((0, len(text), "long"),))
-    context = context_of(laid, " " + "a" * 49, asked="margin")
+    context = context_of(laid, " " + "a" * 49, loss="margin")
     answer = answer_segments(context, None, "token")
     assert context.length > 4000 and len(answer) == 50
     drawn = np.random.default_rng(0).normal(size=(50, context.length))

@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Split, Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from lim_jax.tasks import encode, encode_text
-from lim_jax.tasks.prompts import Example, Prompt, laid_out, moved
+from lim_jax.tasks.prompts import Example, Prompt, join_pieces, move_record
 
 WORDS = ["<s>", "red", "is", "one", "sky", "blue", "a", "</s>"]
 
@@ -130,7 +130,7 @@ def made(length, golds=1, first=0):
 
 
 def test_records_are_where_they_are_laid_out():
-    prompt = laid_out([("a", True), ("--", False), ("bc", True), ("d", True)], "e", (2, 0))
+    prompt = join_pieces([("a", True), ("--", False), ("bc", True), ("d", True)], "e", (2, 0))
     assert [prompt.text[start:end] for start, end in prompt.spans] == ["a", "bc", "d"]
     assert prompt.text == "a--bcd" and prompt.answer == "e" and prompt.gold == (2, 0)
 
@@ -139,6 +139,6 @@ def test_moving_a_record_leaves_the_others_in_their_order():
     for number in range(5):
         others = [letter for letter in LETTERS[:5] if letter != LETTERS[number]]
         for place in range(5):
-            found = list(moved(LETTERS[:5], number, place))
+            found = list(move_record(LETTERS[:5], number, place))
             assert found[place] == LETTERS[number]
             assert found[:place] + found[place + 1 :] == others

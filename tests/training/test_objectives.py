@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import diffrax
 import equinox as eqx
@@ -324,65 +324,96 @@ def test_training_on_the_objective_balances_influence():
     assert float(penalty(params)) < float(before) / 4
 
 
-@pytest.mark.slow
-def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians():
-    """Dear: a gradient through the Gramians themselves is what it is held to."""
-    # `eq:observability-balanced-training-objective`.
-    params = attentive()
-    drawn = jnp.sqrt(WIDTH) * jnp.eye(WIDTH)
-    seen = jnp.array([LENGTH - 1])
+class TracePenalty(NamedTuple):
+    """The objective with a gradient through the Gramians themselves, and the mean of their traces.
 
-    def observations(params, x):
-        return gramian.ObservedTokens(params, GRID, seen, READOUT)(x)
+    Dear: Algorithm 3 is held to it.
+    """
 
-    def ours(params, **options):
-        return observability_objective(
-            example_loss,
-            observations,
-            params,
-            (X, Y),
-            GRID,
-            drawn,
-            strength=0.3,
-            step=0.5,
-            **options,
-        )
+    value: jax.Array
+    gradient: Any
+    traces: np.ndarray
+    risk: jax.Array
 
+
+def observed_last(params, x):
+    return gramian.ObservedTokens(params, GRID, jnp.array([LENGTH - 1]), READOUT)(x)
+
+
+def of_algorithm_3(params, **options):
+    """With exact probes."""
+    return observability_objective(
+        example_loss,
+        observed_last,
+        params,
+        (X, Y),
+        GRID,
+        jnp.sqrt(WIDTH) * jnp.eye(WIDTH),
+        strength=0.3,
+        step=0.5,
+        **options,
+    )
+
+
+SOME = jax.device_put(np.array([4, 1]))  # positions
+
+
+@pytest.fixture(scope="module")
+def trace_objective():
     def exact(params):
         def traces(x):
-            found = gramian.observability_gramians(lambda x: observations(params, x), x, 0.5)
+            found = gramian.observability_gramians(lambda x: observed_last(params, x), x, 0.5)
             return gramian.gramian_traces(found)
 
         mean = jax.vmap(traces)(X).mean(axis=0)
-        return risk(params) + 0.15 * trace_penalty(mean, GRID), mean
+        return risk(params) + 0.15 * trace_penalty(mean, GRID), (mean, risk(params))
 
-    some = {"positions": jax.device_put(np.array([4, 1]))}
-    averaging = some | {"previous": jax.device_put(np.ones(2)), "memory": 0.25}
-    weighting = some | {"weights": jax.device_put(np.array([0.7, 0.5]))}
+    params = attentive()
+    (value, (mean, loss)), gradient = jax.jit(jax.value_and_grad(exact, has_aux=True))(params)
+    return TracePenalty(value, gradient, np.asarray(mean), loss)
 
-    @jax.jit
-    def at_some(params):
-        return ours(params, **averaging), ours(params, **weighting), risk(params)
 
-    (value, traces), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(params)
-    (expected, mean), slope = jax.jit(jax.value_and_grad(exact, has_aux=True))(params)
-    np.testing.assert_allclose(value, expected, rtol=1e-11)
-    np.testing.assert_allclose(traces, mean, rtol=1e-10)
-    scale = np.sqrt(dot(slope, slope))
-    for left, right in zip(jax.tree.leaves(gradient), jax.tree.leaves(slope), strict=True):
+@pytest.mark.slow
+def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians(trace_objective):
+    # `eq:observability-balanced-training-objective`.
+    exact = trace_objective
+    found = jax.jit(jax.value_and_grad(of_algorithm_3, has_aux=True))(attentive())
+    (value, traces), gradient = found
+    np.testing.assert_allclose(value, exact.value, rtol=1e-11)
+    np.testing.assert_allclose(traces, exact.traces, rtol=1e-10)
+    scale = np.sqrt(dot(exact.gradient, exact.gradient))
+    leaves = map(jax.tree.leaves, (gradient, exact.gradient))
+    for left, right in zip(*leaves, strict=True):
         np.testing.assert_allclose(left, right, rtol=0, atol=1e-10 * scale)
-    (kept, averaged), (value, traces), loss = jax.tree.map(np.asarray, at_some(params))
-    averages = 0.25 + 0.75 * np.asarray(mean)[[4, 1]]
+
+
+@pytest.mark.slow
+def test_algorithm_3_averages_the_traces_of_some_positions_over_steps(trace_objective):
+    @jax.jit
+    def found(params):
+        previous = jax.device_put(np.ones(2))
+        return of_algorithm_3(params, positions=SOME, previous=previous, memory=0.25)
+
+    value, averaged = found(attentive())
+    averages = 0.25 + 0.75 * trace_objective.traces[np.asarray(SOME)]
     np.testing.assert_allclose(averaged, averages, rtol=1e-10)
-    own = np.asarray(GRID.weights)[[4, 1]]
+    own = np.asarray(GRID.weights)[np.asarray(SOME)]
     spread = own @ (averages - own @ averages / own.sum()) ** 2
-    np.testing.assert_allclose(kept, loss + 0.15 * spread, rtol=1e-10)
-    # Two positions that stand for all: the weighted variance of their traces.
-    some = np.asarray(mean)[[4, 1]]
+    np.testing.assert_allclose(value, trace_objective.risk + 0.15 * spread, rtol=1e-10)
+
+
+@pytest.mark.slow
+def test_algorithm_3_takes_the_weighted_variance_of_positions_that_stand_for_all(trace_objective):
+    @jax.jit
+    def found(params):
+        return of_algorithm_3(params, positions=SOME, weights=jax.device_put(np.array([0.7, 0.5])))
+
+    value, traces = found(attentive())
+    some = trace_objective.traces[np.asarray(SOME)]
     np.testing.assert_allclose(traces, some, rtol=1e-10)
     centre = (0.7 * some[0] + 0.5 * some[1]) / 1.2
     variance = 0.7 * (some[0] - centre) ** 2 + 0.5 * (some[1] - centre) ** 2
-    np.testing.assert_allclose(value, loss + 0.15 * variance, rtol=1e-10)
+    np.testing.assert_allclose(value, trace_objective.risk + 0.15 * variance, rtol=1e-10)
 
 
 def test_algorithm_3s_objective_by_hand():

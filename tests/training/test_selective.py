@@ -192,6 +192,23 @@ def test_a_negative_target_has_no_cross_entropy():
         jax.block_until_ready(cross_entropy_discrepancy(jnp.ones(2), target, halves))
 
 
+@pytest.mark.parametrize("discrepancy", [squared_discrepancy, cross_entropy_discrepancy])
+@pytest.mark.parametrize("name", ["density", "target", "weights", "target for all"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_numbers_that_are_not_finite_have_no_discrepancy(discrepancy, name, bad):
+    arguments = {
+        "density": jnp.ones(2),
+        "target": jnp.array([0.5, 1.5]),
+        "weights": jnp.array([0.5, 0.5]),
+    }
+    if name == "target for all":
+        arguments["target"] = bad
+    else:
+        arguments[name] = arguments[name].at[1].set(bad)
+    with pytest.raises(Exception, match="density, target, weights: got NaN or infinite values"):
+        jax.block_until_ready(discrepancy(**arguments))
+
+
 def test_pools_are_averages_of_energies_and_their_shares():
     energies = np.arange(12.0).reshape(2, LENGTH) ** 2
     averages, shares = pooled_energies(jax.device_put(energies), POOLS)

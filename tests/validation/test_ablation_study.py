@@ -23,7 +23,7 @@ from benchmarks.validation.ablation_study import (
 from benchmarks.validation.document_study import Question, question_prompt
 from benchmarks.validation.key_values import KeyValues, key_value_prompt
 from lim_jax.models.causal import CausalLM
-from lim_jax.tasks.prompts import laid_out
+from lim_jax.tasks.prompts import join_pieces
 
 PLACES = 60
 
@@ -142,7 +142,7 @@ def test_contexts_are_padded_to_a_multiple_within_the_known_places(model):
 
 def test_an_ablation_is_computed_once(model):
     pieces = [("ab", True), (" ", False), ("c", True), ("?", False)]
-    prompts = [laid_out(pieces, "", [0]), laid_out(pieces[:1] + pieces[3:], "", [0])]
+    prompts = [join_pieces(pieces, "", [0]), join_pieces(pieces[:1] + pieces[3:], "", [0])]
     answers = [np.array([66, 3], np.int32), np.array([9], np.int32)]
     asked = []
 

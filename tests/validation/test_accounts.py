@@ -13,7 +13,7 @@ from benchmarks.validation.accounts import evidence_record
 from benchmarks.validation.retrieval import KeyValueTask
 from benchmarks.validation.retrievers import (
     Setting,
-    asked,
+    answer_batch,
     examples_of_every_place,
     new_retriever,
 )
@@ -31,7 +31,7 @@ def test_the_evidences_share_is_that_of_the_margins_gradient_and_its_hops_sum_to
     models = drawn(partial(new_retriever, SETTING), count=2)
     examples = examples_of_every_place(SETTING, 2, key=jax.random.key(1))
     found = evidence_record(SETTING, models, examples)
-    ids, y = asked(examples)
+    ids, y = answer_batch(examples)
 
     @eqx.filter_jit
     @eqx.filter_vmap

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -53,6 +54,7 @@ SETTING = FaithfulnessSetting(
     steps=STEPS,
 )
 NAMES = attributions(SETTING)
+OURS = "mask-gradient at 0.2, margin"
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +235,7 @@ def test_what_reads_the_whole_text_is_of_the_unpadded_context(model, found, unpa
     rollout = np.eye(len(x))
     for weights in attention:
         rollout = (weights.mean(axis=0) + np.eye(len(x))) / 2 @ rollout
-    asked = np.asarray(y.places)
+    asked = np.asarray(y.positions)
     weights = np.asarray(y.weights)
     np.testing.assert_allclose(
         scores["attention rollout"], by_record(weights @ rollout[asked], places), rtol=1e-6
@@ -301,14 +303,14 @@ def test_heads_are_learnt_on_one_half_and_judged_on_the_other(
     stored = [one for line in lines for one in json.loads(line)["found"]["prompts"]]
     read = [np.array(one) for _, _, one in stored]
     _, places, y = unpadded
-    rows = [head[np.asarray(y.places)].mean(axis=0) for layer in attention for head in layer]
+    rows = [head[np.asarray(y.positions)].mean(axis=0) for layer in attention for head in layer]
     expected = np.stack([by_record(row, places) for row in rows], axis=1)
     np.testing.assert_allclose(read[5], expected, rtol=6e-4)
     # Of six prompts of two kinds the first half are 0 and 4, and 1 and 5.
     halves = [[(read[n], found[n]) for n in numbers] for numbers in ((0, 4), (1, 5))]
     weights, strength = weights_of_heads(halves)
     assert about == {"prompts": 4, "ablations": 28, "heads": len(rows), "strength": strength}
-    for number, (one, before) in enumerate(zip(run.found, found, strict=True)):
+    for number, (one, before) in enumerate(zip(run.prompts, found, strict=True)):
         scores = read[number] @ weights
         np.testing.assert_array_equal(one.scores, [*before.scores, scores])
         np.testing.assert_array_equal(one.drops[:-1], before.drops)
@@ -342,13 +344,13 @@ def test_heads_are_read_once_and_drops_of_other_weights_anew(model, found, learn
         given = {"some of": Run(SETTING, found, {})}
         return learn_heads(model, None, given, folder=folder)[0]["some of"]
 
-    for ours, theirs in zip(again(found).found, run.found, strict=True):
+    for ours, theirs in zip(again(found).prompts, run.prompts, strict=True):
         np.testing.assert_array_equal(ours.scores, theirs.scores)
         np.testing.assert_array_equal(ours.drops, theirs.drops)
     assert not read
     # Of fewer prompts others rank highest, and without them the two that are judged are read.
     opposite = [one._replace(values=one.values[::-1]) for one in found[:4]]
-    assert len(again(opposite).found) == 4 and read == [2]
+    assert len(again(opposite).prompts) == 4 and read == [2]
     with pytest.raises(ValueError, match="runs: got answers .* from the model's own, expected"):
         again([*found[:2], *found[4:], *found[2:4]])
 
@@ -444,13 +446,13 @@ def test_a_run_goes_on_and_is_the_beginning_of_a_longer_one(model, found, checkp
     assert len(lines) == 4
     checkpoint.write_bytes(b"".join(lines[:3]) + lines[3][:50])
     asked = []
-    whole = faithfulness._explained
+    whole = faithfulness._explain
 
     def counting(job, prompts, numbers):
         asked.append(numbers)
         return whole(job, prompts, numbers)
 
-    monkeypatch.setattr(faithfulness, "_explained", counting)
+    monkeypatch.setattr(faithfulness, "_explain", counting)
     again, seconds = explain_prompts(model, None, SETTING, checkpoint=checkpoint)
     assert asked == [[4, 5]]
     for ours, theirs in zip(again, found, strict=True):
@@ -505,7 +507,7 @@ def made_run(setting, seed):
     rng = np.random.default_rng(seed)
     names = [*attributions(setting), AT2]
     found = []
-    best = names.index("mask-gradient at 0.2, margin")
+    best = names.index(OURS)
     for number in range(setting.prompts):
         truth = rng.standard_normal(RECORDS)
         kept = rng.uniform(size=(7, RECORDS)) < 0.5
@@ -518,49 +520,109 @@ def made_run(setting, seed):
     return Run(setting, found, {**seconds, AT2: [7.0, 2]})
 
 
-@pytest.mark.slow
-def test_a_variant_is_chosen_on_one_half_and_judged_on_the_other():
+class Study(NamedTuple):
+    """A run of forty prompts, and what the study says of it and of another."""
+
+    run: Run
+    judged: dict[str, Any]
+
+    @property
+    def documents(self):
+        return self.judged["kinds"]["documents, 10 records"]
+
+    @property
+    def other_half(self):
+        """The documents' prompts that judge: each fourth, as kinds take turns and halves do."""
+        return [self.run.prompts[number] for number in range(3, 40, 4)]
+
+    def correlations(self, name):
+        column = NAMES.index(name)
+        return np.array(
+            [
+                stats.spearmanr(row.kept @ row.scores[column], row.values)[0]
+                if np.any(row.scores[column])
+                else 0.0
+                for row in self.other_half
+            ]
+        )
+
+
+@pytest.fixture(scope="module")
+def of_two_runs():
     setting = SETTING._replace(prompts=40)
     run = made_run(setting, 0)
     # A prompt of the other half, of the second kind, in which it orders nothing: it counts as zero.
-    run.found[3].scores[NAMES.index("mask-gradient at 0.2, margin")] = 0
-    judged = faithfulness_study({"10 records": run, "sentences": made_run(setting, 1)})
-    assert list(judged["kinds"])[::2] == [
+    run.prompts[3].scores[NAMES.index(OURS)] = 0
+    return Study(run, faithfulness_study({"10 records": run, "sentences": made_run(setting, 1)}))
+
+
+@pytest.mark.slow
+def test_every_kind_of_prompts_of_every_run_is_judged(of_two_runs):
+    assert list(of_two_runs.judged["kinds"])[::2] == [
         "keys and values, 10 records",
         "keys and values, sentences",
     ]
-    assert judged["chosen"]["mask-gradient"] == "mask-gradient at 0.2, margin"
-    assert set(judged["chosen"]) == {"mask-gradient", "mask-path on 2"}
-    # Of each variant both halves, and the choice is the highest mean over kinds on the first.
-    chosen = judged["chosen"]["mask-path on 2"]
+
+
+@pytest.mark.slow
+def test_what_is_judged_can_be_written(of_two_runs):
+    judged = of_two_runs.judged
+    assert json.loads(json.dumps(judged))["kinds"] == judged["kinds"]
+
+
+@pytest.mark.slow
+def test_a_variant_is_chosen_on_one_half(of_two_runs):
+    """Of each variant both halves, and the choice is the highest mean over kinds on the first."""
+    chosen = of_two_runs.judged["chosen"]
+    assert chosen["mask-gradient"] == OURS
+    assert set(chosen) == {"mask-gradient", "mask-path on 2"}
+    variants = of_two_runs.documents["variants"]
     means = {
-        name: np.mean([one["variants"][name][0] for one in judged["kinds"].values()])
-        for name in judged["kinds"]["documents, 10 records"]["variants"]
+        name: np.mean([one["variants"][name][0] for one in of_two_runs.judged["kinds"].values()])
+        for name in variants
         if name.startswith("mask-path")
     }
-    assert len(means) == 8 and max(means, key=lambda name: means[name]) == chosen
-    assert len(judged["kinds"]["documents, 10 records"]["variants"]) == 3 * 8 + 1
-    one = judged["kinds"]["documents, 10 records"]
-    rows = [run.found[number] for number in range(3, 40, 4)]
-    assert one["judged"] == len(rows) == 10 and one["prompts"] == 20 and one["parts"] == [5, 5, 5]
-    assert one["right"] == np.mean([run.found[number].right for number in range(1, 40, 2)])
-    scores = {name: [] for name in NAMES}
-    for row in rows:
-        for name, of in zip(NAMES, row.scores[:-1], strict=True):
-            found = stats.spearmanr(row.kept @ of, row.values)[0] if np.any(of) else 0.0
-            scores[name].append(found)
-    ours = scores["mask-gradient at 0.2, margin"]
-    measured = one["measures"]["mask-gradient"]
-    np.testing.assert_allclose(measured["datamodeling score"]["value"], np.mean(ours), atol=1e-12)
-    for name, number in (("random", NAMES.index("random")), (AT2, -1)):
-        first = [row.drops[number, 1] for row in rows]
-        np.testing.assert_allclose(one["measures"][name]["top-3 drop"]["value"], np.mean(first))
-    ahead = np.array(ours) - scores["influence"]
-    lead = one["leads"]["influence"]
+    assert len(means) == 8
+    assert max(means, key=lambda name: means[name]) == chosen["mask-path on 2"]
+    assert len(variants) == 3 * 8 + 1
+
+
+@pytest.mark.slow
+def test_a_kind_counts_its_prompts_and_answers(of_two_runs):
+    one = of_two_runs.documents
+    assert one["judged"] == len(of_two_runs.other_half) == 10
+    assert one["prompts"] == 20 and one["parts"] == [5, 5, 5]
+    found = of_two_runs.run.prompts
+    assert one["right"] == np.mean([found[number].right for number in range(1, 40, 2)])
+
+
+@pytest.mark.slow
+def test_the_chosen_variant_is_judged_on_the_other_half(of_two_runs):
+    found = of_two_runs.documents["measures"]["mask-gradient"]["datamodeling score"]["value"]
+    np.testing.assert_allclose(found, np.mean(of_two_runs.correlations(OURS)), atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, column", [("random", NAMES.index("random")), (AT2, -1)])
+def test_drops_are_averaged_over_the_other_half(of_two_runs, name, column):
+    drops = [row.drops[column, 1] for row in of_two_runs.other_half]
+    found = of_two_runs.documents["measures"][name]["top-3 drop"]["value"]
+    np.testing.assert_allclose(found, np.mean(drops))
+
+
+@pytest.mark.slow
+def test_the_chosen_variants_lead_has_an_interval(of_two_runs):
+    ahead = of_two_runs.correlations(OURS) - of_two_runs.correlations("influence")
+    lead = of_two_runs.documents["leads"]["influence"]
     np.testing.assert_allclose(lead["value"], ahead.mean(), atol=1e-12)
     wide = (lead["high"] - lead["low"]) / (2 * 1.96 * ahead.std(ddof=1) / np.sqrt(10))
     assert 0.7 < wide < 1.3
-    assert {name: list(cost.values()) for name, cost in one["costs"].items()} == {
+
+
+@pytest.mark.slow
+def test_costs_are_passes_and_gradients(of_two_runs):
+    costs = of_two_runs.documents["costs"]
+    assert {name: list(cost.values()) for name, cost in costs.items()} == {
         "influence": [1, 1],
         "influence, margin": [1, 1],
         "gradient times input": [1, 1],
@@ -575,7 +637,16 @@ def test_a_variant_is_chosen_on_one_half_and_judged_on_the_other():
         "mask-gradient": [1, 1],
         "mask-path on 2": [2, 2],
     }
-    seconds = [one["seconds"][name] for name in ("influence", "mask-path on 2", "random", AT2)]
-    assert seconds == [2.0, 10.0, 0.0, 3.5] and one["seconds"]["leave-one-out"] is None
-    np.testing.assert_allclose(one["seconds"]["ContextCite on 12"], 12 / 20)
-    assert json.loads(json.dumps(judged))["kinds"] == judged["kinds"]
+
+
+@pytest.mark.slow
+def test_seconds_are_those_of_one_prompt(of_two_runs):
+    seconds = of_two_runs.documents["seconds"]
+    assert [seconds[name] for name in ("influence", "mask-path on 2", "random", AT2)] == [
+        2.0,
+        10.0,
+        0.0,
+        3.5,
+    ]
+    assert seconds["leave-one-out"] is None
+    np.testing.assert_allclose(seconds["ContextCite on 12"], 12 / 20)

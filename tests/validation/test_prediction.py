@@ -23,10 +23,10 @@ from benchmarks.validation.retrieval import KeyValueTask
 from benchmarks.validation.retrievers import (
     PlaceScores,
     Setting,
-    asked,
+    answer_batch,
     examples_of_every_place,
     new_retriever,
-    of_seeds,
+    over_seeds,
 )
 from lim_jax.grid import token_grid
 from lim_jax.models import CausalLM
@@ -117,8 +117,8 @@ def measured():
     @eqx.filter_jit
     def all_of(models):
         examples = examples_of_every_place(SETTING, 2, key=jax.random.key(3))
-        found = of_seeds(partial(record_scores, steps=STEPS))(models, examples)
-        return found, asked(examples), examples.gold[:, 0]
+        found = over_seeds(partial(record_scores, steps=STEPS))(models, examples)
+        return found, answer_batch(examples), examples.gold[:, 0]
 
     found, (ids, y), gold = all_of(models)
     reference = looked_at(models, np.asarray(ids), y)

@@ -15,7 +15,7 @@ from benchmarks.validation import recalled
 from benchmarks.validation.recalled import (
     RECALLED,
     RecallSetting,
-    all_asked,
+    all_answers_batch,
     recall_gains,
     recall_gradient,
     recall_record,
@@ -75,11 +75,11 @@ def cheap(monkeypatch):
 
 def test_every_question_is_asked_where_its_key_stands_again():
     examples = some(4, 0)
-    ids, y = all_asked(examples)
-    assert y.places is not None
+    ids, y = all_answers_batch(examples)
+    assert y.positions is not None
     for row in range(4):
         window = np.asarray(examples.window[row])
-        places = np.asarray(y.places[row])
+        places = np.asarray(y.positions[row])
         assert list(places) == sorted(places) and (places >= 2 * TASK.pairs).all()
         for query, gold in enumerate(np.asarray(examples.gold[row])):
             assert window[places[query]] == window[2 * gold]
@@ -97,16 +97,16 @@ def model():
 
 
 def cross_entropy(model, examples):
-    ids, y = all_asked(examples)
-    logits = jax.vmap(lambda ids, places: model.logits(ids)[places])(ids, y.places)
+    ids, y = all_answers_batch(examples)
+    logits = jax.vmap(lambda ids, places: model.logits(ids)[places])(ids, y.positions)
     logs = jnp.take_along_axis(jax.nn.log_softmax(logits), y.targets[..., None], axis=2)
     return -logs.mean()
 
 
 def surprise(model, probes, chosen):
     """Minus the logarithm of the evidence's density, written apart, to be differentiated twice."""
-    ids, y = all_asked(probes)
-    places = jnp.asarray(y.places)
+    ids, y = all_answers_batch(probes)
+    places = jnp.asarray(y.positions)
     grid = token_grid(TASK.length)
 
     def of_one(row, query):
@@ -177,13 +177,13 @@ def test_arms_begin_alike_and_are_judged_after_every_stage(tmp_path):
     )
     assert again == ours
     # Before the first step: of each seed's network, by the pair that is asked for.
-    models, _ = recalled._begun(SETTING, KEYS)
-    ids, y = all_asked(test)
+    models, _ = recalled._initial_states(SETTING, KEYS)
+    ids, y = all_answers_batch(test)
 
     @eqx.filter_jit
     @eqx.filter_vmap
     def judged(one):
-        logits = jax.vmap(lambda ids, places: one.logits(ids)[places])(ids, y.places)
+        logits = jax.vmap(lambda ids, places: one.logits(ids)[places])(ids, y.positions)
         return logits.argmax(axis=2) == y.targets, cross_entropy(one, test)
 
     right, risk = map(np.asarray, judged(models))

@@ -13,7 +13,7 @@ import lim_jax as lim
 from benchmarks.validation import remedies, retrievers
 from benchmarks.validation.laws import edge_law, middle_law
 from benchmarks.validation.retrieval import KeyValueTask, key_value_examples
-from benchmarks.validation.retrievers import Setting, asked, draw, new_retriever
+from benchmarks.validation.retrievers import Setting, answer_batch, draw, new_retriever
 
 RECORDS = 4
 LENGTH = 9
@@ -345,5 +345,5 @@ def test_the_middle_is_what_the_law_of_edges_leaves():
 
 
 def test_a_batch_is_asked_at_its_last_place():
-    ids, y = asked(examples(1))
-    assert ids.shape == (BATCH, LENGTH) and (np.asarray(y.places) == LENGTH - 1).all()
+    ids, y = answer_batch(examples(1))
+    assert ids.shape == (BATCH, LENGTH) and (np.asarray(y.positions) == LENGTH - 1).all()

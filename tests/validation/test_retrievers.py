@@ -17,7 +17,7 @@ from benchmarks.validation.retrievers import (
     ANSWER_LOSS,
     MARGIN_LOSS,
     Setting,
-    asked,
+    answer_batch,
     draw,
     examples_of_every_place,
     new_retriever,
@@ -41,7 +41,7 @@ def judged():
     def all_of(model):
         gold = jnp.array([2, 0, 0, 2, 2, 0, 2])
         examples = key_value_examples(TASK, gold, key=jax.random.key(1))
-        ids, y = asked(examples)
+        ids, y = answer_batch(examples)
         losses = [
             jax.vmap(loss, (None, 0, 0))(model, ids, y) for loss in (ANSWER_LOSS, MARGIN_LOSS)
         ]
@@ -186,7 +186,7 @@ def test_networks_learn_to_retrieve_from_the_edges_and_not_from_the_middle(whole
     """Of four records; who only knows which ids are values has a loss of log 3."""
     models, losses = whole
     test = examples_of_every_place(LEARNING, 50, key=jax.random.key(6))
-    scores = eqx.filter_jit(retrievers.of_seeds(scores_by_place))(models, test)
+    scores = eqx.filter_jit(retrievers.over_seeds(scores_by_place))(models, test)
     losses = np.asarray(losses)
     accuracy = np.asarray(scores.accuracy)
     assert (losses[0] > np.log(3)).all() and (losses[-20:].mean(axis=0) < 0.5 * np.log(3)).all()

@@ -18,7 +18,7 @@ from benchmarks.validation.retrievers import (
     Setting,
     examples_of_every_place,
     new_retriever,
-    of_seeds,
+    over_seeds,
 )
 
 SETTING = Setting(KeyValueTask(2, 4, 3), width=4, heads=1, depth=1, rotary=True)
@@ -68,7 +68,7 @@ def test_a_shift_asks_for_every_place_of_both_lengths(monkeypatch):
 def test_all_seeds_are_asked_the_same():
     models = networks()
     asked = examples_of_every_place(SETTING, 1, key=jax.random.key(1))
-    both = of_seeds(lambda model, examples: (model.head.sum(), examples.window.sum()))
+    both = over_seeds(lambda model, examples: (model.head.sum(), examples.window.sum()))
     found = eqx.filter_jit(both)
     heads, windows = found(models, asked)
     np.testing.assert_allclose(heads, np.asarray(models.head).sum(axis=(1, 2)))

@@ -135,15 +135,18 @@ def test_there_is_a_model_to_train(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.slow
-def test_which_part_an_answer_came_from(monkeypatch, tmp_path, capsys):
+CHUNKS = ["one", "two", "three"]
+
+
+@pytest.fixture
+def explained_by(monkeypatch):
+    """What prompts were explained with: of made scores, on a network that nobody reads."""
     asked = []
 
     def explain_prompts(model, tokenizer, setting, *, end, checkpoint, progress):
         rng = np.random.default_rng(0)
         names = attributions(setting)
-        chunks = list(progress(["one", "two", "three"]))
-        asked.append((model, tokenizer, setting, end, checkpoint.name, chunks))
+        asked.append((model, tokenizer, setting, end, checkpoint.name, list(progress(CHUNKS))))
 
         def explained():
             kept = rng.uniform(size=(6, 10)) < 0.5
@@ -154,57 +157,87 @@ def test_which_part_an_answer_came_from(monkeypatch, tmp_path, capsys):
 
         return [explained() for _ in range(4)], {"ablations": [1.0, 2]}
 
+    monkeypatch.setattr(judge, "explain_prompts", explain_prompts)
+    given_by(monkeypatch, "network", "tokenizer", None, (2,))
+    return asked
+
+
+@pytest.fixture
+def learnt_in(monkeypatch):
+    """Where weights of heads were learnt, which score as the first attribution does."""
+    asked = []
+
     def learn_heads(model, tokenizer, runs, *, folder, end, progress):
-        assert (model, tokenizer, folder.name, end) == ("network", "tokenizer", out.name, (2,))
+        asked.append((model, tokenizer, folder.name, end))
 
         def with_ours(one):
             scores, drops = (np.vstack([rows, rows[0]]) for rows in (one.scores, one.drops))
             return one._replace(scores=scores, drops=drops)
 
         learnt = {"prompts": 8, "ablations": 48, "heads": 270, "strength": 1.0}
-        return {
-            name: run._replace(found=list(map(with_ours, run.found))) for name, run in runs.items()
-        }, learnt
+        judged = {
+            name: run._replace(prompts=[with_ours(one) for one in run.prompts])
+            for name, run in runs.items()
+        }
+        return judged, learnt
 
-    monkeypatch.setattr(judge, "explain_prompts", explain_prompts)
     monkeypatch.setattr(judge, "learn_heads", learn_heads)
-    given_by(monkeypatch, "network", "tokenizer", None, (2,))
+    return asked
+
+
+@pytest.fixture
+def judged(tmp_path, explained_by, learnt_in, capsys):
+    """The folder of a quick study of which part an answer came from; `capsys` has its words."""
     (tmp_path / "small.gguf").touch()
     arguments = ["--faithfulness", "--model", str(tmp_path / "small.gguf")]
-    out = tmp_path / "asked"
-    assert command([*arguments, "--quick", "--out", str(out)]) == 0
-    every = ["one", "two", "three"]
-    assert asked == [
-        ("network", "tokenizer", setting, (2,), f"faithfulness_of_{name}.jsonl", every)
-        for name, setting in zip(
-            ("10_records", "40_records", "sentences"), QUICK.values(), strict=True
-        )
+    assert command([*arguments, "--quick", "--out", str(tmp_path / "asked")]) == 0
+    return tmp_path / "asked"
+
+
+@pytest.mark.slow
+def test_prompts_are_explained_in_every_quick_setting(judged, explained_by, learnt_in):
+    names = "10_records", "40_records", "sentences"
+    assert explained_by == [
+        ("network", "tokenizer", setting, (2,), f"faithfulness_of_{name}.jsonl", CHUNKS)
+        for name, setting in zip(names, QUICK.values(), strict=True)
     ]
-    found = json.loads((out / "faithfulness.json").read_text())
-    page = out / "faithfulness.md"
-    assert found["settings"] == json.loads(
-        json.dumps({name: one._asdict() for name, one in QUICK.items()})
-    )
+    assert set(learnt_in) == {("network", "tokenizer", "asked", (2,))}
+
+
+@pytest.mark.slow
+def test_faithfulness_is_written_by_kinds_with_its_settings(judged):
+    found = json.loads((judged / "faithfulness.json").read_text())
+    settings = {name: one._asdict() for name, one in QUICK.items()}
+    assert found["settings"] == json.loads(json.dumps(settings))
     assert list(found["kinds"]) == [
         "keys and values, 10 records",
         "documents, 10 records",
         "keys and values, 40 records",
         "sentences",
     ]
-    scores = [
-        one["measures"]["influence"]["datamodeling score"]["value"]
-        for one in found["kinds"].values()
-    ]
-    for text in (page.read_text(), capsys.readouterr().out):
+
+
+@pytest.mark.slow
+def test_the_page_of_faithfulness_has_its_numbers_and_a_figure(judged, capsys):
+    kinds = json.loads((judged / "faithfulness.json").read_text())["kinds"].values()
+    scores = [one["measures"]["influence"]["datamodeling score"]["value"] for one in kinds]
+    page = (judged / "faithfulness.md").read_text()
+    for text in (page, capsys.readouterr().out):
         assert f"influence {min(scores):.2f} to {max(scores):.2f} for 3 passes" in text
-    assert "The 270 weights were learnt here from 8 prompts" in page.read_text()
-    assert "![faithfulness_against_cost.png](faithfulness_against_cost.png)" in page.read_text()
-    assert (out / "faithfulness_against_cost.svg").exists()
-    # By itself it begins no chunk after its time, but one.
-    out = tmp_path / "more"
-    judge.judge_attributions(tmp_path / "small.gguf", out, seconds=(0, 1e9, 0))
-    assert [one[-1] for one in asked[3:]] == [["one"], every, ["one"]]
-    assert [one[2] for one in asked[3:]] == list(SETTINGS.values())
+    assert "The 270 weights were learnt here from 8 prompts" in page
+    assert "![faithfulness_against_cost.png](faithfulness_against_cost.png)" in page
+    assert (judged / "faithfulness_against_cost.svg").exists()
+
+
+@pytest.mark.slow
+def test_attributions_are_judged_for_a_time_which_begins_no_chunk_after_it_but_one(
+    tmp_path, explained_by, learnt_in
+):
+    (tmp_path / "small.gguf").touch()
+    judge.judge_attributions(tmp_path / "small.gguf", tmp_path / "more", seconds=(0, 1e9, 0))
+    assert [chunks for *_, chunks in explained_by] == [["one"], CHUNKS, ["one"]]
+    assert [setting for _, _, setting, *_ in explained_by] == list(SETTINGS.values())
+    assert set(learnt_in) == {("network", "tokenizer", "more", (2,))}
 
 
 @pytest.mark.parametrize(

@@ -56,14 +56,14 @@ def made_rows(seeds=8):
 
 
 def test_a_threshold_of_one_half_is_judged_on_the_other():
-    found = support.judged(made_rows(), "given")
+    found = support.judge_statistic(made_rows(), "given")
     assert found["auroc"] == found["low"] == found["high"] == 1
     assert found["threshold"] == 0.75 and found["supported that fail"] == 0
     low = [
         row | {"given": 0.0 if row["supported"] and row["seed"] == 3 else row["given"]}
         for row in made_rows()
     ]
-    found = support.judged(low, "given")
+    found = support.judge_statistic(low, "given")
     assert found["supported that fail"] == 1 / 4 and found["low"] < found["auroc"] < 1
 
 

@@ -60,7 +60,7 @@ def seen(monkeypatch):
 
     monkeypatch.setattr(tuned, "tuning_gradient", gradient)
     monkeypatch.setattr(tuned, "judge", judge)
-    monkeypatch.setattr(tuned, "_moved", inspect.unwrap(tuned._moved))  # not compiled
+    monkeypatch.setattr(tuned, "_update", inspect.unwrap(tuned._update))  # not compiled
     with jax.numpy_dtype_promotion("standard"):  # optax promotes
         yield steps, judged
 

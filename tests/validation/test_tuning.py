@@ -249,7 +249,7 @@ def test_a_batch_of_texts_is_padded_and_knows_its_records():
     assert found.pools.dtype == found.y.weights.dtype == "float64"
     np.testing.assert_array_equal(found.gold, [2, 1])
     np.testing.assert_array_equal(found.pools.sum(axis=2), [[5, 5, 6], [4, 6, 4]])
-    assert found.y.places is not None
+    assert found.y.positions is not None
     for row, one in enumerate(EXAMPLES):
         context = one.window[:-1]
         count = len(asked_at(one))
@@ -258,7 +258,7 @@ def test_a_batch_of_texts_is_padded_and_knows_its_records():
         for record in range(RECORDS):
             mine = np.flatnonzero(found.pools[row, record])
             np.testing.assert_array_equal(mine, np.flatnonzero(one.records == record))
-        asked = context[found.y.places[row, :count] + 0]
+        asked = context[found.y.positions[row, :count] + 0]
         assert bytes(asked[:1].tolist()) == b"="
         np.testing.assert_array_equal(found.y.targets[row, :count], one.window[-count:])
         np.testing.assert_allclose(found.y.weights[row], [1 / count] * count + [0] * (4 - count))

@@ -1,7 +1,8 @@
 """The study of the remedies: gains by hand, and a run that is taken up where it ended."""
 
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -96,61 +97,65 @@ def test_presets_name_what_there_is():
     assert next(iter(full.settings)) == BASE and full.seeds == 5
 
 
-@pytest.fixture
-def promoting():
-    with jax.numpy_dtype_promotion("standard"):  # optax promotes
-        yield
+# One study that is interrupted and goes on, of which each test below holds something.
+# Explanations, shifts, recalls and the first training, which other tests hold, are replaced.
 
 
-@pytest.fixture
-def explained(monkeypatch):
-    """Explanations are tested by themselves; here is what they were asked of."""
+@pytest.fixture(scope="module")
+def patched():
+    with pytest.MonkeyPatch.context() as patched:
+        yield patched
+
+
+@pytest.fixture(scope="module")
+def explained(patched):
+    """Which networks, windows and places explanations were asked of."""
     calls = []
 
     def explain(model, windows, weights, regions, *, key, certificates):
         calls.append((np.asarray(model.embedding), windows.shape, np.flatnonzero(weights)))
         return explanation()
 
-    monkeypatch.setattr(accounts, "explain", explain)
+    patched.setattr(accounts, "explain", explain)
     evidence = lambda setting, models, examples: {"evidence": examples.gold.shape}  # noqa: E731
-    monkeypatch.setattr(accounts, "evidence_record", evidence)
+    patched.setattr(accounts, "evidence_record", evidence)
     return calls
 
 
-@pytest.fixture
-def shifts(monkeypatch):
-    """So are shifts."""
-    monkeypatch.setattr(
+@pytest.fixture(scope="module")
+def shifts(patched):
+    """A shift's record is which networks it is of."""
+    patched.setattr(
         study,
         "shift_record",
         lambda setting, models, **options: {"heads": np.asarray(models.head).tolist()},
     )
 
 
-@pytest.fixture
-def recalls(monkeypatch):
-    """And networks of many questions."""
+@pytest.fixture(scope="module")
+def recalls(patched):
+    """A record of networks of many questions is what was asked for."""
 
     def recall_record(setting, keys, arm, *, test, checkpoint):
         return {"asked": [arm, len(keys), test.gold.shape, checkpoint.name, setting.probes]}
 
-    monkeypatch.setattr(study, "recall_record", recall_record)
+    patched.setattr(study, "recall_record", recall_record)
 
 
-@pytest.fixture
-def scored(monkeypatch):
-    """And what predictions are made of: columns of the embedding stand for it."""
+@pytest.fixture(scope="module")
+def scored(patched):
+    """Columns of the embedding stand for what predictions are made of."""
 
     def record_scores(model, examples):
         left, right = model.embedding[:4, :2].T
         columns: Any = dict.fromkeys(ATTRIBUTIONS, left)
         return RecordScores(columns, columns, PlaceScores(right, right, -right))
 
-    monkeypatch.setattr(study, "record_scores", record_scores)
+    patched.setattr(study, "record_scores", record_scores)
 
 
-@pytest.fixture
-def counted(monkeypatch):
+@pytest.fixture(scope="module")
+def counted(patched):
     """What an arm's gradient costs is known of the first, the plain one, and taken for all."""
     known = []
 
@@ -158,26 +163,26 @@ def counted(monkeypatch):
         known[:] = known or [job_cost(job, *shapes)]
         return known[0]
 
-    monkeypatch.setattr(study, "job_cost", cost)
+    patched.setattr(study, "job_cost", cost)
     return known
 
 
-@pytest.fixture
-def networks(monkeypatch):
-    """And the first training: networks that are drawn, others after steps than before them."""
+@pytest.fixture(scope="module")
+def trained(patched):
+    """For how many steps and by which file networks were trained: they are drawn, by the steps."""
     asked = []
 
     def train_retrievers(setting, keys, checkpoint=None):
         asked.append((setting.steps, checkpoint and checkpoint.name))
         return drawn(partial(new_retriever, setting), setting.steps, len(keys)), None
 
-    monkeypatch.setattr(study, "train_retrievers", train_retrievers)
+    patched.setattr(study, "train_retrievers", train_retrievers)
     return asked
 
 
-@pytest.fixture
-def varied(monkeypatch):
-    """Arms too: some follow their probes, one does not; the variant is as the arm is."""
+@pytest.fixture(scope="module")
+def arms(patched):
+    """Some arms follow their probes, one does not; a variant is as its arm is."""
 
     def seen_in(examples):
         ids = examples.window.astype(float)
@@ -188,101 +193,170 @@ def varied(monkeypatch):
         arrays = eqx.filter(model, eqx.is_array)
         return jax.tree.map(lambda leaf: jnp.cos(seen + leaf), arrays), of_probes
 
-    options = {"every": 2, "probes": 1}
     arm = Arm(gradient, np.array(2.0), every=2)
-    monkeypatch.setitem(remedies.ARMS, PLAIN, lambda setting: Arm(gradient, np.array(0.0)))
-    monkeypatch.setitem(remedies.ARMS, BALANCED, lambda setting, **given: arm)
-    monkeypatch.setattr(study, "SHIFTED", (PLAIN, BALANCED))
+    patched.setitem(remedies.ARMS, PLAIN, lambda setting: Arm(gradient, np.array(0.0)))
+    patched.setitem(remedies.ARMS, BALANCED, lambda setting, **given: arm)
+    patched.setattr(study, "SHIFTED", (PLAIN, BALANCED))
     study._arm.cache_clear()
-    yield options
+    yield
     study._arm.cache_clear()
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("promoting", "scored", "recalls", "shifts")
-def test_a_study_goes_on_from_what_is_finished(tmp_path, explained, counted, varied, networks):
+PRESET = Preset(
+    {"first": Setting(KeyValueTask(4, 5, 3), width=4, heads=1, depth=1, steps=2, batch=2)},
+    (PLAIN, BALANCED),
+    {
+        "every 2nd step": Variant(BALANCED, {"every": 2, "probes": 1}),
+        "untrained": Variant(BALANCED, {}, stages=2),
+    },
+    seeds=2,
+    stages=1,
+    every=2,
+    test=2,
+    explained=2,
+    shifted="first",
+    recall=RecallSetting(RecallTask(2, 8, 3, 2), test=5, probes=7),
+)
+
+
+def run_study(folder, **options):
+    with jax.numpy_dtype_promotion("standard"):  # optax promotes
+        return validate(PRESET, folder=folder, **options)
+
+
+class Finished(NamedTuple):
+    """A study's folder and numbers, and what it did until it was interrupted in its fourth part."""
+
+    folder: Path
+    numbers: dict[str, Any]
+    begun: list[str]
+
+    @property
+    def arms(self):
+        return self.numbers["arms"]
+
+    @property
+    def variants(self):
+        return self.numbers["variants"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, explained, shifts, recalls, scored, counted, trained, arms):
     """Networks that are judged and trained further: large programs."""
-    setting = Setting(KeyValueTask(4, 5, 3), width=4, heads=1, depth=1, steps=2, batch=2)
-    preset = Preset(
-        {"first": setting},
-        (PLAIN, "Algorithm 1, probes"),
-        {"every 2nd step": Variant(BALANCED, varied), "untrained": Variant(BALANCED, {}, stages=2)},
-        seeds=2,
-        stages=1,
-        every=2,
-        test=2,
-        explained=2,
-        shifted="first",
-        recall=RecallSetting(RecallTask(2, 8, 3, 2), test=5, probes=7),
-    )
-    seen: list[str] = []
+    folder = tmp_path_factory.mktemp("study")
+    begun: list[str] = []
 
     def interrupted(names):
         for name in names:
-            seen.append(name)
-            if len(seen) == 4:
+            begun.append(name)
+            if len(begun) == 4:
                 raise KeyboardInterrupt
             yield name
 
     with pytest.raises(KeyboardInterrupt):
-        validate(preset, folder=tmp_path, progress=interrupted)
-    found = validate(preset, folder=tmp_path)
-    assert seen == [
+        run_study(folder, progress=interrupted)
+    return Finished(folder, run_study(folder), begun)
+
+
+@pytest.mark.slow
+def test_a_study_goes_on_from_what_is_finished(finished, trained):
+    assert finished.begun == [
         "settings: first",
         "predictions: first",
         "arms: plain",
         "arms: Algorithm 1, probes",
     ]
     # Once before the interruption and once after it, by one file; and before training.
-    assert networks == [(2, "first.run")] * 2 + [(0, None)] * 2
-    arms = found["arms"]
+    assert trained == [(2, "first.run")] * 2 + [(0, None)] * 2
+    assert run_study(finished.folder) == finished.numbers
+
+
+@pytest.mark.slow
+def test_a_study_does_not_go_on_from_another_seeds(finished):
+    with pytest.raises(ValueError, match="study.json"):
+        run_study(finished.folder, seed=1)
+
+
+@pytest.mark.slow
+def test_arms_and_variants_begin_with_the_same_networks(finished):
+    """The longer run by way of the plain one."""
+    arms = finished.arms
     assert list(arms) == [PLAIN, "Algorithm 1, probes", LONG]
-    # All from the same networks, the longer run by way of the plain one.
-    for arm in (*arms.values(), found["variants"]["every 2nd step"]):
+    for arm in (*arms.values(), finished.variants["every 2nd step"]):
         assert arm["accuracy"][0] == arms[PLAIN]["accuracy"][0]
         assert arm["risk"][0] == arms[PLAIN]["risk"][0]
     assert arms[LONG]["risk"][:2] == arms[PLAIN]["risk"]
     assert arms["Algorithm 1, probes"]["risk"][1] != arms[PLAIN]["risk"][1]
     assert len(arms[LONG]["steps"]) == 6
-    costs = {(arm["operations"], arm["temporary_bytes"]) for arm in arms.values()}
-    # The balanced arm looks at every other step; a look and a plain gradient are counted alike.
+
+
+@pytest.mark.slow
+def test_a_look_and_a_plain_gradient_cost_alike(finished, counted):
+    """The balanced arm looks at every other step."""
+    costs = {(arm["operations"], arm["temporary_bytes"]) for arm in finished.arms.values()}
     assert costs == {(counted[0].operations, counted[0].temporary)}
     assert counted[0].operations > 0
-    # Of the networks, then of each arm's: every seed's own, at the place that asks.
-    assert len(explained) == 2 * 4  # and of no variant's
+
+
+@pytest.mark.slow
+def test_networks_are_explained_before_and_after_each_arm_at_the_place_that_asks(
+    finished, explained
+):
+    """Every seed's own, and of no variant's."""
+    assert len(explained) == 2 * 4
     assert {shape for _, shape, _ in explained} == {(2, 10)}
     assert all(asked.tolist() == [8] for _, _, asked in explained)
     assert len({embedding.tobytes() for embedding, _, _ in explained}) == 8
+
+
+@pytest.mark.slow
+def test_predictions_are_ranked_seed_by_seed(finished, explained):
     columns = [embedding[:4, :2].T for embedding, _, _ in explained[:2]]
-    for one in found["predictions"]["first"]:
+    for one in finished.numbers["predictions"]["first"]:
         correlations = [np.asarray(stats.spearmanr(*pair))[0] for pair in columns]
         np.testing.assert_allclose(one["correlations"], correlations)
-    made = explanation()
-    assert arms[PLAIN]["channels"] == 2 * [made.regional.energies.tolist()]
-    assert arms[PLAIN]["evidence"] == [2, 1]
-    one = arms[PLAIN]["certificates"][1]["one of them"]
-    assert one == {
+
+
+@pytest.mark.slow
+def test_an_arm_keeps_its_channels_evidence_and_certificates(finished):
+    plain = finished.arms[PLAIN]
+    assert plain["channels"] == 2 * [explanation().regional.energies.tolist()]
+    assert plain["evidence"] == [2, 1]
+    assert plain["certificates"][1]["one of them"] == {
         "holds": False,
         "margin": pytest.approx(1 / 3 - 0.1),
         "vacuous": True,
         "concluded": True,
     }
-    # Of the same networks before, and of each seed after either arm.
-    shifted = found["shifts"]
+
+
+@pytest.mark.slow
+def test_shifts_are_of_each_seed_before_and_after_either_arm(finished):
+    shifted = finished.numbers["shifts"]
     assert list(shifted) == ["before", PLAIN, "Algorithm 1, probes"]
     heads = [np.array(one["heads"]) for one in shifted.values()]
     assert all(len(head) == 2 for head in heads) and len({head.tobytes() for head in heads}) == 3
-    assert {name: one["asked"] for name, one in found["recalls"].items()} == {
+
+
+@pytest.mark.slow
+def test_networks_of_many_questions_are_asked_of_each_arm_by_a_file(finished):
+    assert {name: one["asked"] for name, one in finished.numbers["recalls"].items()} == {
         PLAIN: [PLAIN, 2, [5, 2], "recall_plain.run", 7],
         SELECTIVE: [SELECTIVE, 2, [5, 2], "recall_selective-own_answers.run", 7],
     }
-    assert found["preset"]["recall"]["task"]["length"] == 8
-    assert validate(preset, folder=tmp_path) == found
-    with pytest.raises(ValueError, match="study.json"):
-        validate(preset, folder=tmp_path, seed=1)
-    assert set(compare_arms(found)) == {"Algorithm 1, probes", "every 2nd step", "untrained"}
-    # From networks before training, beside a plain arm from the same.
-    first, plain = (found["variants"][name] for name in ("untrained", "untrained, plain"))
-    assert first["risk"][0] == plain["risk"][0] != arms[PLAIN]["risk"][0]
+    assert finished.numbers["preset"]["recall"]["task"]["length"] == 8
+
+
+@pytest.mark.slow
+def test_a_variant_of_untrained_networks_has_a_plain_arm_from_the_same(finished):
+    first, plain = (finished.variants[name] for name in ("untrained", "untrained, plain"))
+    assert first["risk"][0] == plain["risk"][0] != finished.arms[PLAIN]["risk"][0]
     assert first["steps"] == plain["steps"] == [0, 2, 4] and first["risk"][1] != plain["risk"][1]
-    assert found["variants"]["every 2nd step"]["risk"] == arms["Algorithm 1, probes"]["risk"]
+
+
+@pytest.mark.slow
+def test_variants_are_trained_as_their_arms_and_compared(finished):
+    found = finished.variants["every 2nd step"]
+    assert found["risk"] == finished.arms["Algorithm 1, probes"]["risk"]
+    compared = compare_arms(finished.numbers)
+    assert set(compared) == {"Algorithm 1, probes", "every 2nd step", "untrained"}

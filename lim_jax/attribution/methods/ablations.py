@@ -29,14 +29,14 @@ def scores(
 ) -> Scores:
     """Score parts by a sparse regression on texts that keep each part by the toss of a coin."""
     rng = np.random.default_rng(0)
-    kept = rng.integers(2, size=(ABLATIONS, len(parts))).astype(bool)
-    losses = losses_without(model, context, answer, parts, kept, loss, run)
-    by_part = [sparse_regression(kept, -of_part) for of_part in losses.T]
+    masks = rng.integers(2, size=(ABLATIONS, len(parts))).astype(bool)
+    losses = losses_without(model, context, answer, parts, masks, loss, run)
+    by_part = [sparse_regression(masks, -part_losses) for part_losses in losses.T]
     return Scores(answer, parts, np.stack(by_part))
 
 
 def sparse_regression(
-    kept: Bool[np.ndarray, "ablations parts"],
+    masks: Bool[np.ndarray, "ablations parts"],
     values: Float[np.ndarray, " ablations"],
     strength: float = 0.01,
 ) -> Float[np.ndarray, " parts"]:
@@ -46,7 +46,7 @@ def sparse_regression(
     Madry, "ContextCite: attributing model generation to context" (2024); in the value's units.
     """
     require_extra("sklearn", "faithfulness")
-    features = np.asarray(kept, float)
+    features = np.asarray(masks, float)
     scale = features.std(axis=0)
     scale = np.where(scale > 0, scale, 1)
     fitted = sklearn.linear_model.Lasso(alpha=strength)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lim_jax.attribution import gradients
-from lim_jax.attribution.by_token import whole_by_token
+from lim_jax.attribution.by_token import score_by_token
 from lim_jax.attribution.gradients import Tokens
 from lim_jax.attribution.method import Cost, Method, Run, Scores
 from lim_jax.attribution.segments import Segment
@@ -24,10 +24,10 @@ def scores(
     run: Run,
 ) -> Scores:
     """Score tokens for the whole answer by minus `gradients.gradient_times_input`."""
-    return whole_by_token(NAME, _of_tokens, model, context, answer, parts, loss, run)
+    return score_by_token(NAME, _score_tokens, model, context, answer, parts, loss, run)
 
 
-def _of_tokens(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Tokens:
+def _score_tokens(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Tokens:
     """Return minus gradient times input by token."""
     return -gradients.gradient_times_input(loss.loss, model, loss.embed(model, ids, y), y)
 

@@ -8,8 +8,8 @@ from lim_jax.attribution.method import (
     Method,
     Run,
     Scores,
-    of_context,
-    require_whole,
+    require_uncut,
+    run_options,
     scores_by_token,
 )
 from lim_jax.attribution.profile_run import LAYERS
@@ -29,14 +29,14 @@ def scores(
     run: Run,
 ) -> Scores:
     """Score tokens by their shares of the whole influence (`eq:influence-density`)."""
-    require_whole(answer, "since squares of sums are not sums")
+    require_uncut(answer, "since squares of sums are not sums")
     (energy,) = energies_of_ids(
         model,
         [context.window],
-        ask=[context.asked],
+        ask=[context.ask],
         loss=loss,
         progress_of_layers=partial(run.bar, **LAYERS),
-        **of_context("influence", run),
+        **run_options("influence", run),
     )
     shares = energy / (energy.sum() or 1)
     return scores_by_token(answer, parts, shares[None])

@@ -8,7 +8,7 @@ from jaxtyping import Array
 
 from lim_jax._checks import require
 from lim_jax.attribution import gradients
-from lim_jax.attribution.by_token import whole_by_token
+from lim_jax.attribution.by_token import score_by_token
 from lim_jax.attribution.gradients import Tokens
 from lim_jax.attribution.method import Cost, Method, Run, Scores
 from lim_jax.attribution.segments import Segment
@@ -36,10 +36,10 @@ def scores(
         expected="an embedding in memory",
         cure="Take another method, or more memory.",
     )
-    return whole_by_token(NAME, _of_tokens, model, context, answer, parts, loss, run)
+    return score_by_token(NAME, _score_tokens, model, context, answer, parts, loss, run)
 
 
-def _of_tokens(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any) -> Tokens:
+def _score_tokens(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any) -> Tokens:
     """Return minus the integrated gradients, from the average word in place of documents' words."""
     x = loss.embed(model, ids, y)
     words = model.embedding

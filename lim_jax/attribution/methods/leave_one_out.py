@@ -21,9 +21,9 @@ def scores(
     run: Run,
 ) -> Scores:
     """Score parts of the context by how much the loss of the answer's parts rises without them."""
-    whole = np.ones((1, len(parts)), bool)
-    kept = np.concatenate([whole, ~np.eye(len(parts), dtype=bool)])
-    losses = losses_without(model, context, answer, parts, kept, loss, run)
+    everything = np.ones((1, len(parts)), bool)
+    masks = np.concatenate([everything, ~np.eye(len(parts), dtype=bool)])
+    losses = losses_without(model, context, answer, parts, masks, loss, run)
     return Scores(answer, parts, (losses[1:] - losses[0]).T)
 
 

@@ -39,19 +39,21 @@ def scores(
     inside = document_numbers(context) >= 0
     by_token = np.zeros((len(answer), context.length))
     nodes = NODES
-    left = np.arange(len(answer))
+    unfinished = np.arange(len(answer))
     while True:
-        rows = [answer[number] for number in left.tolist()]
-        kept = run.within(f"{nodes} gradients")
-        found = mask_gradients(model, context, rows, loss, path_rule(nodes, LEAST), kept)
-        by_token[left] = np.where(inside, found, 0)
-        left = left[unresolved(by_token[left].sum(axis=1), effects[left])]
-        if not left.size or 2 * nodes > MOST_NODES:
+        rows = [answer[number] for number in unfinished.tolist()]
+        node_run = run.within(f"{nodes} gradients")
+        gradients = mask_gradients(model, context, rows, loss, path_rule(nodes, LEAST), node_run)
+        by_token[unfinished] = np.where(inside, gradients, 0)
+        unfinished = unfinished[
+            is_unresolved(by_token[unfinished].sum(axis=1), effects[unfinished])
+        ]
+        if not unfinished.size or 2 * nodes > MOST_NODES:
             return scores_by_token(answer, parts, by_token, effects, _note(by_token, effects))
         nodes *= 2
 
 
-def unresolved(
+def is_unresolved(
     sums: Float[np.ndarray, " answer"], effects: Float[np.ndarray, " answer"]
 ) -> Bool[np.ndarray, " answer"]:
     """Tell for which parts of the answer a path's scores miss the effect of all documents."""
@@ -63,7 +65,7 @@ def _note(
 ) -> str:
     """Say by how much scores miss that effect after the most gradients; nothing where none do."""
     sums = by_token.sum(axis=1)
-    far = unresolved(sums, effects)
+    far = is_unresolved(sums, effects)
     if not far.any():
         return ""
     most = np.abs(sums - effects)[far].max()

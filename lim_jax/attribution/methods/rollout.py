@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lim_jax.attribution import gradients
-from lim_jax.attribution.by_token import whole_by_token
+from lim_jax.attribution.by_token import score_by_token
 from lim_jax.attribution.gradients import Tokens
 from lim_jax.attribution.method import Cost, Method, Run, Scores
 from lim_jax.attribution.segments import Segment
@@ -25,14 +25,14 @@ def scores(
     run: Run,
 ) -> Scores:
     """Score tokens by `gradients.attention_rollout` to the queries, whatever the answer says."""
-    return whole_by_token(NAME, _of_tokens, model, context, answer, parts, loss, run)
+    return score_by_token(NAME, _score_tokens, model, context, answer, parts, loss, run)
 
 
-def _of_tokens(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Tokens:
+def _score_tokens(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Tokens:
     """Average the rows of the attention rollout at the queries by the query weights."""
     x = loss.embed(model, ids, y)
     matrix = gradients.attention_rollout(model.flow, x, token_grid(x.shape[0], x.dtype))
-    return y.weights @ matrix[y.places]
+    return y.weights @ matrix[y.positions]
 
 
 METHOD = Method(

@@ -42,7 +42,7 @@ def deepseek_v2(config: Configuration) -> Recipe:
         normalised=False,
         factor=config.get_positive("routed_scaling_factor", 1.0),
         groups=(config.get("n_group") or 1) if limited else 1,
-        kept=(config.get("topk_group") or 1) if limited else 1,
+        topk_group=(config.get("topk_group") or 1) if limited else 1,
     )
     config.ignore("n_group", "topk_group")
     return _deepseek(config, routing=routing, dense=0, shared=2)
@@ -86,7 +86,7 @@ def minicpm3(config: Configuration) -> Recipe:
     width = config.get_int("hidden_size")
     heads = config.get_int("num_attention_heads")
     if config.get("v_head_dim") is None:
-        config = config.replaced(v_head_dim=width // heads)
+        config = config.replace(v_head_dim=width // heads)
     recipe = latent_like(
         config,
         1e-5,

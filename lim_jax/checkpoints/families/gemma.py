@@ -127,10 +127,10 @@ def gemma4_text(config: Configuration) -> Recipe:
         network=_side_by_side(config),
     )
     seen = dict(zip(kinds, masks, strict=True))
-    of_kind = {kind: recipe._replace(attention=_attention(mask)) for kind, mask in seen.items()}
+    recipes = {kind: recipe._replace(attention=_attention(mask)) for kind, mask in seen.items()}
     projections = sublayers.keys_as_values if same else sublayers.separate_qkv
-    of_kind[FULL] = of_kind[FULL]._replace(sizes=full, projections=projections)
-    return recipe._replace(layers=tuple(of_kind[kind] for kind in kinds))
+    recipes[FULL] = recipes[FULL]._replace(sizes=full, projections=projections)
+    return recipe._replace(layers=tuple(recipes[kind] for kind in kinds))
 
 
 def _sizes_of_full_layers(
@@ -139,16 +139,16 @@ def _sizes_of_full_layers(
     """Return the sizes of full layers, from global options or, in newer files, per layer."""
     by_layer = config.get("per_layer_config")
     groups = config.get("num_global_key_value_heads")
-    own = {"head_dim": config.get("global_head_dim", 512)}
-    own |= {"num_key_value_heads": groups} if same and groups is not None else {}
+    sizes_of_full = {"head_dim": config.get("global_head_dim", 512)}
+    sizes_of_full |= {"num_key_value_heads": groups} if same and groups is not None else {}
     if by_layer is not None:
-        own = by_layer.get(f"{len(kinds) - 1}", {})
+        sizes_of_full = by_layer.get(f"{len(kinds) - 1}", {})
         full = {f"{k}" for k, kind in enumerate(kinds) if kind == FULL}
-        holds = by_layer == dict.fromkeys(full, own)
-        holds = holds and set(own) <= {"head_dim", "num_key_value_heads"}
+        holds = by_layer == dict.fromkeys(full, sizes_of_full)
+        holds = holds and set(sizes_of_full) <= {"head_dim", "num_key_value_heads"}
         got = f"per_layer_config = {by_layer}"
         require_config(holds, got, "the same head_dim and num_key_value_heads of all full layers")
-    stated = Configuration(own)
+    stated = Configuration(sizes_of_full)
     return sizes._replace(
         head_dim=stated.get_int("head_dim", sizes.head_dim),
         num_kv_heads=stated.get_int("num_key_value_heads", sizes.num_kv_heads),
@@ -166,10 +166,10 @@ def _refuse_layers_of_more_states(config: Configuration) -> None:
     inputs = "hidden_size_per_layer_input"
     got = f"num_kv_shared_layers = {described(shared)}"
     require_config(shared == 0, got, "no layers that read keys and values of earlier ones", cure)
-    of_layers = config.get(inputs, 256)
-    got = f"{inputs} = {described(of_layers)}"
+    layer_inputs = config.get(inputs, 256)
+    got = f"{inputs} = {described(layer_inputs)}"
     expected = "no embedding of a token for each layer"
-    require_config(of_layers in (None, 0), got, expected, cure)
+    require_config(layer_inputs in (None, 0), got, expected, cure)
     if config.get("use_bidirectional_attention") != "vision":  # which is not of text
         config.refuse(use_bidirectional_attention=None)
 
@@ -220,7 +220,7 @@ def _gemma(
     config: Configuration,
     sizes: Sizes,
     act: str,
-    of_layers: tuple[AttentionMask, ...] | None = None,
+    masks: tuple[AttentionMask, ...] | None = None,
     **more: Any,
 ) -> Recipe:
     """Return the recipe of a Gemma: unit-offset norms, embeddings scaled by sqrt(width)."""
@@ -229,7 +229,7 @@ def _gemma(
     return llama_like(
         config,
         sizes,
-        of_layers,
+        masks,
         act=act,
         activation="gelu_pytorch_tanh",
         tied=True,

@@ -73,7 +73,7 @@ OF_NEMOTRON_MAMBA = recurrent_sublayers.MambaNames(
 )
 
 
-def of_kinds(recipes: Mapping[str, Recipe], kinds: Sequence[str], depth: int) -> Recipe:
+def mix_kinds(recipes: Mapping[str, Recipe], kinds: Sequence[str], depth: int) -> Recipe:
     """Return a recipe whose layers are of several kinds, each by the recipe of its kind."""
     named = [OLDER_KINDS.get(kind, kind) for kind in kinds]
     got = f"{len(named)} layers of {sorted(set(map(str, named)))}"
@@ -87,8 +87,8 @@ def of_kinds(recipes: Mapping[str, Recipe], kinds: Sequence[str], depth: int) ->
 def _dense_in(recipe: Recipe, numbers: Collection[int]) -> Recipe:
     """Return a recipe in which the layers of these indices have a dense MLP."""
     layers = tuple(
-        own._replace(network=sublayers.gated_mlp) if k in numbers else own
-        for k, own in enumerate(recipe.layers)
+        layer._replace(network=sublayers.gated_mlp) if k in numbers else layer
+        for k, layer in enumerate(recipe.layers)
     )
     return layers[0]._replace(layers=layers)
 
@@ -141,7 +141,7 @@ def _qwen(config: Configuration, network: Callable[..., Any], matrices: Callable
     )
     usual = full_every(config.get_int("full_attention_interval", 4), sizes.depth, LINEAR)
     recipes = {FULL: attention, LINEAR: attention._replace(attention=delta)}
-    return of_kinds(recipes, config.get("layer_types") or usual, sizes.depth)
+    return mix_kinds(recipes, config.get("layer_types") or usual, sizes.depth)
 
 
 def _shared_mixture(
@@ -161,8 +161,8 @@ def _shared_mixture(
 
 def olmo_hybrid(config: Configuration) -> Recipe:
     """OLMo Hybrid: gated delta rules, and every fourth layer attention as in OLMo 2."""
-    of_training = "a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor"
-    config.ignore(*(f"linear_{name}" for name in of_training))
+    training_options = "a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor"
+    config.ignore(*(f"linear_{name}" for name in training_options))
     sizes = sizes_of(config, norm_eps=1e-6)
     rope = rope_options(config)
     rotates = "rope_theta" not in rope or rope["rope_theta"] is not None
@@ -189,7 +189,7 @@ def olmo_hybrid(config: Configuration) -> Recipe:
     )
     usual = full_every(min(4, sizes.depth), sizes.depth, LINEAR)  # one at least
     recipes = {FULL: attention, LINEAR: attention._replace(attention=delta, names=Names())}
-    return of_kinds(recipes, config.get("layer_types") or usual, sizes.depth)
+    return mix_kinds(recipes, config.get("layer_types") or usual, sizes.depth)
 
 
 def _renamed_rms_norm(read: Reader, name: str, width: int, norm_eps: float) -> Norm:
@@ -255,7 +255,7 @@ def nemotron_h(config: Configuration) -> Recipe:
     recipes = {FULL: attention, MLP: network, LINEAR: attention._replace(attention=mixer)}
     if MOE in kinds:
         recipes[MOE] = network._replace(network=_nemotron_experts(config, attention))
-    return of_kinds(recipes, kinds, sizes.depth)
+    return mix_kinds(recipes, kinds, sizes.depth)
 
 
 def _nemotron_experts(config: Configuration, recipe: Recipe) -> expert_sublayers.Mixture:
@@ -304,7 +304,7 @@ def granitemoehybrid(config: Configuration) -> Recipe:
         config, sizes, masks, names=names, network=network, **multipliers(config)
     )
     kinds = config.get("layer_types") or sizes.depth * [LINEAR]
-    return of_kinds(_with_mamba(config, attention), kinds, sizes.depth)
+    return mix_kinds(_with_mamba(config, attention), kinds, sizes.depth)
 
 
 def bamba(config: Configuration) -> Recipe:
@@ -317,7 +317,7 @@ def bamba(config: Configuration) -> Recipe:
     attention = llama_like(config, sizes, masks, names=OF_FALCON)
     full = config.get("attn_layer_indices") or ()
     kinds = [FULL if k in full else LINEAR for k in range(sizes.depth)]
-    return of_kinds(_with_mamba(config, attention), kinds, sizes.depth)
+    return mix_kinds(_with_mamba(config, attention), kinds, sizes.depth)
 
 
 def _with_mamba(config: Configuration, attention: Recipe) -> dict[str, Recipe]:
@@ -428,7 +428,7 @@ def lfm2(config: Configuration) -> Recipe:
     full = config.get("full_attn_idxs")
     usual = [FULL if full is None or k in full else CONV for k in range(sizes.depth)]
     recipes = _with_convolutions(config, sizes, sublayers.gated_mlp)
-    return of_kinds(recipes, config.get("layer_types") or usual, sizes.depth)
+    return mix_kinds(recipes, config.get("layer_types") or usual, sizes.depth)
 
 
 def lfm2_moe(config: Configuration) -> Recipe:
@@ -450,7 +450,7 @@ def lfm2_moe(config: Configuration) -> Recipe:
         preference="expert_bias" if biased else None,
     )
     recipes = _with_convolutions(config, sizes, mixture)
-    recipe = of_kinds(recipes, config.get("layer_types") or (), sizes.depth)
+    recipe = mix_kinds(recipes, config.get("layer_types") or (), sizes.depth)
     return _dense_in(recipe, range(config.get_int("num_dense_layers", 2, least=0)))
 
 

@@ -110,7 +110,7 @@ def gpt_neox(config: Configuration) -> Recipe:
     sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)
     part = config.get("rotary_pct", 0.25)
     config.refuse(partial_rotary_factor=part)  # the publisher's reader ignores it
-    of_layers = rotary_masks(config, sizes, base="rotary_emb_base", default_part=part)
+    masks = rotary_masks(config, sizes, base="rotary_emb_base", default_part=part)
     names = Names(
         prefix="gpt_neox.",
         embedding="embed_in",
@@ -125,7 +125,7 @@ def gpt_neox(config: Configuration) -> Recipe:
     return biased(
         config,
         sizes,
-        of_layers,
+        masks,
         names=names,
         projections=sublayers.fused_qkv_by_group,
         act="hidden_act",
@@ -140,8 +140,8 @@ def gpt_bigcode(config: Configuration) -> Recipe:
     config.refuse(scale_attn_weights=True)
     config.ignore(*OF_BIGCODE)
     sizes = sizes_of(config, OF_GPT2, norm_eps=1e-5)
-    one_group = config.get_flag("multi_query", True)
-    sizes = sizes._replace(num_kv_heads=1 if one_group else sizes.heads)
+    multi_query = config.get_flag("multi_query", True)
+    sizes = sizes._replace(num_kv_heads=1 if multi_query else sizes.heads)
     names = GPT_NAMES._replace(
         fused_qkv="attn.c_attn", output="attn.c_proj", ignored=("attn.bias", "attn.masked_bias")
     )
@@ -150,7 +150,7 @@ def gpt_bigcode(config: Configuration) -> Recipe:
         sizes,
         sizes.depth * (AttentionMask(),),
         names=names,
-        projections=sublayers.fused_qkv if one_group else sublayers.fused_qkv_by_group,
+        projections=sublayers.fused_qkv if multi_query else sublayers.fused_qkv_by_group,
         activation="gelu_pytorch_tanh",
         num_positions=config.get_int("n_positions"),
     )
@@ -196,7 +196,7 @@ def gpt_neo(config: Configuration) -> Recipe:
     got = f"attention_types = {described(config.get('attention_types'))}"
     require_config(fits, got, f"{sizes.depth} layers, global or local")
     window = config.get_int("window_size", 256)
-    of_layers = tuple(AttentionMask(window if kind == "local" else None) for kind in kinds)
+    masks = tuple(AttentionMask(window if kind == "local" else None) for kind in kinds)
     at = "attn.attention"
     names = GPT_NAMES._replace(
         query=f"{at}.q_proj",
@@ -208,7 +208,7 @@ def gpt_neo(config: Configuration) -> Recipe:
     return biased(
         config,
         sizes,
-        of_layers,
+        masks,
         names=names,
         scale=1.0,
         biases=Biases(attention_output=True, mlp=True),
@@ -313,9 +313,9 @@ def falcon(config: Configuration) -> Recipe:
     config.refuse(ff_factor=sizes.intermediate_size / sizes.width)
     new = config.get_flag("new_decoder_architecture")
     parallel = config.get_flag("parallel_attn", True)
-    one_group = config.get_flag("multi_query", True) and not new
+    multi_query = config.get_flag("multi_query", True) and not new
     if not new:
-        sizes = sizes._replace(num_kv_heads=1 if one_group else sizes.heads)
+        sizes = sizes._replace(num_kv_heads=1 if multi_query else sizes.heads)
     norms = config.get("num_ln_in_parallel_attn")
     two = new and parallel and (2 if norms is None else norms) == 2
     before = ("ln_attn", "ln_mlp") if two else ("input_layernorm", "input_layernorm")
@@ -328,7 +328,7 @@ def falcon(config: Configuration) -> Recipe:
         sizes,
         rotary_masks(config, sizes),
         names=names,
-        projections=sublayers.fused_qkv if one_group else sublayers.fused_qkv_by_group,
+        projections=sublayers.fused_qkv if multi_query else sublayers.fused_qkv_by_group,
         step=euler if parallel else split,
         biases=biases,
         act="activation",
@@ -447,9 +447,9 @@ def olmo(config: Configuration) -> Recipe:
 def cohere(config: Configuration) -> Recipe:
     """Command R: parallel blocks behind one norm without shift, scaled logits."""
     sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)
-    of_layers = rotary_masks(config, sizes, default=500_000.0)
+    masks = rotary_masks(config, sizes, default=500_000.0)
     normed = sublayers.per_head_norm if config.get("use_qk_norm", False) else None
-    return cohere_like(config, sizes, of_layers, head_norm=normed)
+    return cohere_like(config, sizes, masks, head_norm=normed)
 
 
 def cohere2(config: Configuration) -> Recipe:
@@ -477,14 +477,14 @@ def refuse_other_commands(config: Configuration, period: int) -> None:
 
 
 def cohere_like(
-    config: Configuration, sizes: Sizes, of_layers: tuple[AttentionMask, ...], **more: Any
+    config: Configuration, sizes: Sizes, masks: tuple[AttentionMask, ...], **more: Any
 ) -> Recipe:
     """Return the recipe of a Command model: parallel blocks and scaled logits."""
     usual: dict[str, Any] = {"norm": sublayers.layer_norm_without_shift}
     return llama_like(
         config,
         sizes,
-        of_layers,
+        masks,
         tied=True,
         step=euler,
         names=Names(before_network="input_layernorm"),

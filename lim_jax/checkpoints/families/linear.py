@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from lim_jax.checkpoints import recurrent_sublayers, rope_config, sublayers
 from lim_jax.checkpoints.families.deepseek import beside_shared, count_mtp_layers, latent_like
-from lim_jax.checkpoints.families.hybrid import LINEAR, multiplied, of_kinds
+from lim_jax.checkpoints.families.hybrid import LINEAR, mix_kinds, multiplied
 from lim_jax.checkpoints.families.mixture import OF_MIXTRAL, mixtral
 from lim_jax.checkpoints.options import Configuration, refuse_unknown, require_config
 from lim_jax.checkpoints.recipe import Names, Recipe
@@ -73,7 +73,7 @@ def minimax(config: Configuration) -> Recipe:
     usual = [FULL if k % 2 == 0 else LINEAR for k in range(sizes.depth)]
     if listed is not None:
         usual = [FULL if kind == 1 else LINEAR if kind == 0 else f"{kind}" for kind in listed]
-    return of_kinds(recipes, config.get("layer_types") or usual, sizes.depth)
+    return mix_kinds(recipes, config.get("layer_types") or usual, sizes.depth)
 
 
 def kimi_linear(config: Configuration) -> Recipe:
@@ -81,9 +81,9 @@ def kimi_linear(config: Configuration) -> Recipe:
     config = _with_newer_names(config)
     config.refuse(mla_use_nope=True, use_grouped_topk=True)
     config.ignore("rope_theta")
-    own = Configuration(config.get("linear_attn_config") or {})
+    linear_config = Configuration(config.get("linear_attn_config") or {})
     heads, size, taps = (
-        own.get_int(name, config.get_int(f"linear_{older}", usual))
+        linear_config.get_int(name, config.get_int(f"linear_{older}", usual))
         for name, older, usual in (
             ("num_heads", "num_heads", 32),
             ("head_dim", "head_dim", 128),
@@ -92,21 +92,21 @@ def kimi_linear(config: Configuration) -> Recipe:
     )
     recipe = latent_like(config, 1e-5, None, names=Names(network="block_sparse_moe"))
     depth = recipe.sizes.depth
-    full = own.get("full_attn_layers")
+    full = linear_config.get("full_attn_layers")
     usual = [FULL if k and k % 4 == 0 else LINEAR for k in range(depth)]
     if full is not None:  # whose first layer is 1
         usual = [FULL if k + 1 in full else LINEAR for k in range(depth)]
         linear = [k + 1 for k, kind in enumerate(usual) if kind == LINEAR]
-        holds = sorted(own.get("kda_layers") or linear) == linear
+        holds = sorted(linear_config.get("kda_layers") or linear) == linear
         require_config(holds, "kda_layers", "all layers that are not in full_attn_layers")
-    refuse_unknown(own)
+    refuse_unknown(linear_config)
     mixture = beside_shared(config, depth, dense=1, count=256, hidden=1024, factor=2.446)
     recipe = recipe._replace(network=mixture._replace(read=OF_MIXTRAL, dense_name="mlp"))
     delta = recurrent_sublayers.kimi_delta(
         heads, size, taps, names=("self_attn.o_proj",), low_rank=True, least_decay=None
     )
     recipes = {FULL: recipe, LINEAR: recipe._replace(attention=delta)}
-    return of_kinds(recipes, config.get("layer_types") or usual, depth)
+    return mix_kinds(recipes, config.get("layer_types") or usual, depth)
 
 
 def bailing_hybrid(config: Configuration) -> Recipe:
@@ -129,7 +129,7 @@ def bailing_hybrid(config: Configuration) -> Recipe:
     )
     config.ignore("mtp_loss_scaling_factor", "mtp_use_kda", "router_dtype", PART)
     rope = {name: value for name, value in rope_config.rope_options(config).items() if name != PART}
-    config = _with_newer_names(config).replaced(rope_parameters=rope, rope_scaling=None)
+    config = _with_newer_names(config).replace(rope_parameters=rope, rope_scaling=None)
     recipe = latent_like(config, 1e-6, 6e6, names=OF_LING)
     depth = recipe.sizes.depth
     mixture = beside_shared(config, depth, dense=2, count=512, hidden=768, groups=(8, 4))
@@ -155,7 +155,7 @@ def bailing_hybrid(config: Configuration) -> Recipe:
     cure = "Readers disagree about the layers after the last group: state layer_types."
     require_config(holds, got, "groups of one size", cure)
     recipes = {FULL: recipe, LINEAR: recipe._replace(attention=delta)}
-    return of_kinds(recipes, kinds or rope_config.full_every(period, depth, LINEAR), depth)
+    return mix_kinds(recipes, kinds or rope_config.full_every(period, depth, LINEAR), depth)
 
 
 def _with_newer_names(config: Configuration) -> Configuration:

@@ -56,7 +56,7 @@ OF_HUNYUAN = (
 def llama_like(
     config: Configuration,
     sizes: Sizes,
-    of_layers: tuple[AttentionMask, ...] | None = None,
+    masks: tuple[AttentionMask, ...] | None = None,
     *,
     act: str = "hidden_act",
     activation: str | Callable[..., Array] = "silu",
@@ -72,7 +72,7 @@ def llama_like(
         ``mlp_bias``) and ``tie_word_embeddings`` are read of them.
     sizes
         The sizes, of `sizes_of`.
-    of_layers
+    masks
         What each layer sees, one `AttentionMask` for each; by default everything, with the rotary
         positions that the configuration states.
     act
@@ -108,8 +108,8 @@ def llama_like(
     }
     if "biases" not in options:
         usual["biases"] = biases_of(config)
-    of_layers = rotary_masks(config, sizes) if of_layers is None else of_layers
-    return Recipe(sizes, of_layers, **(usual | options))
+    masks = rotary_masks(config, sizes) if masks is None else masks
+    return Recipe(sizes, masks, **(usual | options))
 
 
 def rotary_masks(config: Configuration, sizes: Sizes, **rope: Any) -> tuple[AttentionMask, ...]:
@@ -144,9 +144,11 @@ def ministral3(config: Configuration) -> Recipe:
     """Ministral 3: Mistral whose queries grow beyond the length of training; usually no window."""
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
     rope = Configuration(rope_options(config) or OF_MINISTRAL)
-    own = {name: rope[name] for name in rope if name not in (TEMPERED, "max_position_embeddings")}
+    rope_parameters = {
+        name: rope[name] for name in rope if name not in (TEMPERED, "max_position_embeddings")
+    }
     config.ignore("rope_theta")  # which is read here, without the rest being taken for read
-    stated = {**config.options, "rope_parameters": own, "rope_scaling": None}
+    stated = {**config.options, "rope_parameters": rope_parameters, "rope_scaling": None}
     rotary = rotary_of(Configuration(stated), sizes.head_dim)
     if rope.get(TEMPERED) != 0:  # each token's factor counts from the first, which is 0
         growth = rope.get_positive(TEMPERED)
@@ -190,8 +192,8 @@ def qwen3(config: Configuration) -> Recipe:
 def qwen3_vl_text(config: Configuration) -> Recipe:
     """The text of Qwen 3 VL: Qwen 3 without windows."""
     sizes = sizes_of(config, head_dim=128)
-    of_layers = rotary_masks(config, sizes, default=500_000.0)
-    return llama_like(config, sizes, of_layers, head_norm=sublayers.shared_head_norm)
+    masks = rotary_masks(config, sizes, default=500_000.0)
+    return llama_like(config, sizes, masks, head_norm=sublayers.shared_head_norm)
 
 
 def seed_oss(config: Configuration) -> Recipe:
@@ -206,8 +208,8 @@ def ernie4_5(config: Configuration) -> Recipe:
     biased = config.get_flag("use_bias")
     biases = Biases(biased, biased, biased)
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
-    of_layers = rotary_masks(config, sizes, default=500_000.0)
-    return llama_like(config, sizes, of_layers, biases=biases, rope_interleaved=True, tied=True)
+    masks = rotary_masks(config, sizes, default=500_000.0)
+    return llama_like(config, sizes, masks, biases=biases, rope_interleaved=True, tied=True)
 
 
 def hunyuan_v1_dense(config: Configuration) -> Recipe:
@@ -222,8 +224,8 @@ def hunyuan_v1_dense(config: Configuration) -> Recipe:
         attention_head_dim=sizes.head_dim,
     )
     config.get_choice("norm_type", dict.fromkeys(("rms", "hf_rms")), "rms")
-    of_images = (name for name in config if name.startswith(("anyres_", "video_", "vit_")))
-    config.ignore(*OF_HUNYUAN, *of_images)
+    image_options = (name for name in config if name.startswith(("anyres_", "video_", "vit_")))
+    config.ignore(*OF_HUNYUAN, *image_options)
     if rope.get("alpha") and rope.get("rope_type", rope.get("type")) == "dynamic":
         # Here the publisher's reader scales the base once, for contexts of every length.
         theta = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
@@ -246,9 +248,9 @@ def hunyuan_v1_dense(config: Configuration) -> Recipe:
 def helium(config: Configuration) -> Recipe:
     """Helium: Llama with interleaved rotary features."""
     sizes = sizes_of(config, norm_eps=1e-8, head_dim=128)
-    of_layers = rotary_masks(config, sizes, default=100_000.0)
+    masks = rotary_masks(config, sizes, default=100_000.0)
     biases = biases_of(config)._replace(attention_output=False)
-    return llama_like(config, sizes, of_layers, biases=biases, rope_interleaved=True)
+    return llama_like(config, sizes, masks, biases=biases, rope_interleaved=True)
 
 
 def smollm3(config: Configuration) -> Recipe:
@@ -267,11 +269,11 @@ def smollm3(config: Configuration) -> Recipe:
     if not slides:
         kinds = sizes.depth * (FULL,)
     seen = masks_of(config, kinds, rotary, None)
-    of_layers = tuple(
+    masks = tuple(
         mask if rotates else AttentionMask(mask.window)
         for mask, rotates in zip(seen, rotated, strict=False)
     )
-    return llama_like(config, sizes, of_layers, tied=True)
+    return llama_like(config, sizes, masks, tied=True)
 
 
 def granite(config: Configuration) -> Recipe:
@@ -316,15 +318,15 @@ def _by_bases(
         """Return rotary positions with this base, or None for zero."""
         if base == 0:
             return None
-        own = Configuration({"layer_rope_theta": base}).get_positive("layer_rope_theta")
-        stated = config.replaced(
-            rope_parameters={**rope, "rope_theta": own}, rope_scaling=None, rope_theta=None
+        theta = Configuration({"layer_rope_theta": base}).get_positive("layer_rope_theta")
+        stated = config.replace(
+            rope_parameters={**rope, "rope_theta": theta}, rope_scaling=None, rope_theta=None
         )
         return rotary_of(stated, sizes.head_dim)
 
-    of_kind = {kind: masks_of(config, (kind,), None, 128)[0] for kind in {*kinds}}
+    mask_of_kind = {kind: masks_of(config, (kind,), None, 128)[0] for kind in {*kinds}}
     pairs = zip(kinds, bases, strict=True)
-    return tuple(replace(of_kind[kind], positions=rotary(base)) for kind, base in pairs)
+    return tuple(replace(mask_of_kind[kind], positions=rotary(base)) for kind, base in pairs)
 
 
 def nanochat(config: Configuration) -> Recipe:
@@ -337,7 +339,7 @@ def nanochat(config: Configuration) -> Recipe:
         biases=Biases(biased, biased),
         activation="relu2",
         network=sublayers.plain_mlp,
-        projections=sublayers.rotated_backwards,
+        projections=sublayers.rotate_backwards,
         norm=sublayers.rms_norm_without_weights,
         head_norm=sublayers.shared_head_norm,
         rope_before_qk_norm=True,
@@ -422,12 +424,12 @@ def olmo3(config: Configuration) -> Recipe:
 def glm(config: Configuration) -> Recipe:
     """GLM: half of each head is rotated, interleaved; a fused matrix of gates."""
     sizes = sizes_of(config, norm_eps=1.5625e-7, head_dim=128)
-    of_layers = rotary_masks(config, sizes, default_part=0.5)
+    masks = rotary_masks(config, sizes, default_part=0.5)
     biases = Biases(qkv=config.get_flag("attention_bias", True))
     return llama_like(
         config,
         sizes,
-        of_layers,
+        masks,
         biases=biases,
         rope_interleaved=True,
         network=sublayers.fused_gated_mlp,
@@ -492,12 +494,12 @@ def apertus(config: Configuration) -> Recipe:
     config.refuse(hidden_act="xielu", qk_norm=True, mlp_bias=False)
     config.ignore("post_norm")  # the publisher's reader ignores it
     sizes = sizes_of(config, norm_eps=1e-5)
-    of_layers = rotary_masks(config, sizes, default=12e6, default_scaling=OF_APERTUS)
+    masks = rotary_masks(config, sizes, default=12e6, default_scaling=OF_APERTUS)
     names = Names(before_attention="attention_layernorm", before_network="feedforward_layernorm")
     return llama_like(
         config,
         sizes,
-        of_layers,
+        masks,
         names=names,
         head_norm=sublayers.shared_head_norm,
         network=sublayers.xielu_mlp,

@@ -137,11 +137,11 @@ def qwen3_moe(config: Configuration) -> Recipe:
         sizes,
         masks_of(config, kinds, rotary_of(config, sizes.head_dim)),
         head_norm=sublayers.shared_head_norm,
-        network=_of_qwen(config, sizes.depth, (128, 8, None)),
+        network=_qwen_mixture(config, sizes.depth, (128, 8, None)),
     )
 
 
-def _of_qwen(
+def _qwen_mixture(
     config: Configuration, depth: int, default: tuple[int, int, int | None]
 ) -> expert_sublayers.Mixture:
     """Return a reader of Qwen's experts; `default` has number, number per token, hidden size."""
@@ -182,7 +182,7 @@ def qwen2_moe(config: Configuration) -> Recipe:
     first = config.get_int("max_window_layers", 28, least=0)
     usual = (SLIDING if slides and k % 2 == 0 and k < first else FULL for k in range(sizes.depth))
     hidden = config.get_int("shared_expert_intermediate_size", 5632)
-    mixture = _of_qwen(config, sizes.depth, (60, 4, 1408))._replace(
+    mixture = _qwen_mixture(config, sizes.depth, (60, 4, 1408))._replace(
         shared=("shared_expert", hidden), shared_gate="shared_expert_gate"
     )
     return llama_like(
@@ -243,7 +243,9 @@ def cohere2_moe(config: Configuration) -> Recipe:
     usual = full_every(prefix, first) + full_every(period, max(0, depth - first))
     kinds = layer_kinds(config, depth, *usual)
     refuse_other_commands(config, period)
-    mixture = _of_cohere(config, sizes, expert_sublayers.read_dense_layers(config, depth, first))
+    mixture = _cohere_mixture(
+        config, sizes, expert_sublayers.read_dense_layers(config, depth, first)
+    )
     rotary = rotary_of(config, sizes.head_dim)
     seen = masks_of(config, kinds, {SLIDING: rotary, FULL: None})
     if prefix == 1:  # dense layers know positions though they see everything
@@ -253,7 +255,7 @@ def cohere2_moe(config: Configuration) -> Recipe:
     return cohere_like(config, sizes, seen, norm=norm, network=mixture, biases=biases)
 
 
-def _of_cohere(
+def _cohere_mixture(
     config: Configuration, sizes: Sizes, dense: frozenset[int]
 ) -> expert_sublayers.Mixture:
     """Return a reader of Command A+'s experts, beside shared ones if there are any."""
@@ -285,7 +287,7 @@ def phimoe(config: Configuration) -> Recipe:
     sizes = sizes_of(config, norm_eps=1e-5)
     config.refuse(num_experts_per_tok=2)
     kinds = slide_if_stated(config, sizes.depth)
-    rotary, longest = _rotary_of_phimoe(config, sizes.head_dim)
+    rotary, longest = _phimoe_rotary(config, sizes.head_dim)
     mixture = expert_sublayers.Mixture(
         config.get_int("num_local_experts", 16),
         sizes.intermediate_size,
@@ -305,9 +307,7 @@ def phimoe(config: Configuration) -> Recipe:
     )
 
 
-def _rotary_of_phimoe(
-    config: Configuration, head_dim: int
-) -> tuple[Rotary, tuple[int, str] | None]:
+def _phimoe_rotary(config: Configuration, head_dim: int) -> tuple[Rotary, tuple[int, str] | None]:
     """Return Phi-3.5-MoE's rotary positions, and the longest context with the reason for it."""
     rope = rope_options(config)
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -461,7 +461,7 @@ def llama4_text(config: Configuration) -> Recipe:
     floor = config.get("floor_scale", 8192)
     tempered = Tempered(scale, floor) if config.get("attn_temperature_tuning", True) else None
     seen = masks_of(config, kinds, rotary)
-    of_layers = tuple(
+    masks = tuple(
         mask if rotates else AttentionMask(mask.window, mask.chunk, tempered)
         for mask, rotates in zip(seen, rotated, strict=False)
     )
@@ -483,7 +483,7 @@ def llama4_text(config: Configuration) -> Recipe:
     return llama_like(
         config,
         sizes,
-        of_layers,
+        masks,
         names=Names(network="feed_forward"),
         rope_interleaved=True,
         network=mixture,

@@ -54,7 +54,7 @@ SHARED = (
 )
 TOPS = "num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_topk"
 # Options of a router, which say nothing where a network has no experts.
-OF_ROUTERS = (
+ROUTER_OPTIONS = (
     "decoder_sparse_step", "first_k_dense_replace", "mlp_only_layers", "moe_intermediate_size",
     "moe_layer_freq", "n_group", "norm_topk_prob", "num_dense_layers", "route_norm", "route_scale",
     "routed_scaling_factor", "score_func", "scoring_func", "topk_group", "topk_method",
@@ -62,32 +62,34 @@ OF_ROUTERS = (
 )  # fmt: skip
 
 
-def own_options(config: Configuration, recipe: Recipe) -> Values:
+def implied_options(config: Configuration, recipe: Recipe) -> Values:
     """Return the values with which options would describe what a recipe's network does."""
     sizes = recipe.sizes
     network = recipe.network
-    stated: dict[str, Any] = dict(USUAL)
-    stated |= {name: getattr(sizes, size) for size, names in SIZES.items() for name in names}
-    stated |= _of_attention(recipe) | _of_residuals(recipe)
-    stated |= _of_mixture(network) if isinstance(network, Mixture) else _of_dense(config)
-    own: dict[str, tuple[Any, ...]] = {name: (value,) for name, value in stated.items()}
+    described: dict[str, Any] = dict(USUAL)
+    described |= {name: getattr(sizes, size) for size, names in SIZES.items() for name in names}
+    described |= _attention_options(recipe) | _residual_options(recipe)
+    described |= (
+        _mixture_options(network) if isinstance(network, Mixture) else _dense_options(config)
+    )
+    implied: dict[str, tuple[Any, ...]] = {name: (value,) for name, value in described.items()}
     acts = tuple(name for name, act in ACTIVATIONS.items() if act is recipe.activation)
     acts += ("swiglu",) if "silu" in acts and network in GATED else ()
-    return {**own, **dict.fromkeys(ACTS, acts), **_of_layers(config, recipe.masks)}
+    return {**implied, **dict.fromkeys(ACTS, acts), **_window_options(config, recipe.masks)}
 
 
-def _of_attention(recipe: Recipe) -> dict[str, Any]:
+def _attention_options(recipe: Recipe) -> dict[str, Any]:
     """Return the values of options that describe attention: biases, norms, positions, caps."""
     biases = recipe.biases
     sizes = recipe.sizes
     names = recipe.names
     rotary_dim = max(mask.rotary_dim for mask in recipe.masks)
     positions = [mask.positions for mask in recipe.masks]
-    linear = any(isinstance(of_layer, Alibi) for of_layer in positions)
+    linear = any(isinstance(layer_positions, Alibi) for layer_positions in positions)
     normed = recipe.head_norm is not None
     gated = names.output_gate is not None
     still = "alibi" if linear else "absolute" if names.positions else "nope"
-    own = {
+    implied = {
         "alibi": linear, "attention_bias": biases.qkv, "qkv_bias": biases.qkv,
         "use_qkv_bias": biases.qkv, "attention_out_bias": biases.attention_output,
         "mlp_bias": biases.mlp, "lm_head_bias": biases.head, "qk_layernorm": normed,
@@ -104,15 +106,15 @@ def _of_attention(recipe: Recipe) -> dict[str, Any]:
         "attn_logit_softcapping": recipe.cap,
     }  # fmt: skip
     if len({biases.qkv, biases.attention_output, biases.mlp}) == 1:
-        own |= dict.fromkeys(("use_bias", "bias", "enable_bias"), biases.mlp)
+        implied |= dict.fromkeys(("use_bias", "bias", "enable_bias"), biases.mlp)
     if recipe.attention is sublayers.read_attention:
         scale = sizes.head_dim**-0.5 if recipe.scale is None else recipe.scale
-        own |= {"attention_multiplier": scale, "query_pre_attn_scalar": scale**-2}
-        own |= {"v_head_dim": sizes.head_dim, "scale_attn_weights": recipe.scale is None}
-    return own
+        implied |= {"attention_multiplier": scale, "query_pre_attn_scalar": scale**-2}
+        implied |= {"v_head_dim": sizes.head_dim, "scale_attn_weights": recipe.scale is None}
+    return implied
 
 
-def _of_residuals(recipe: Recipe) -> dict[str, Any]:
+def _residual_options(recipe: Recipe) -> dict[str, Any]:
     """Return the values of options that describe embeddings, the residual path and the head."""
     parallel = recipe.step is euler
     return {
@@ -135,46 +137,47 @@ def _of_residuals(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _of_layers(config: Configuration, masks: tuple[AttentionMask, ...]) -> Values:
+def _window_options(config: Configuration, masks: tuple[AttentionMask, ...]) -> Values:
     """Return the values of options about windows; some may have any if no layer slides."""
     kinds = [SLIDING if mask.window else CHUNKED if mask.chunk else FULL for mask in masks]
     windows = {mask.window for mask in masks} - {None}
     rotated = [int(mask.rotary_dim > 0) for mask in masks]
-    own = {"use_sliding_window": (bool(windows),), "sliding_window": tuple(windows)}
-    own |= {"layer_types": (kinds,), "no_rope_layers": (rotated,)}
+    implied = {"use_sliding_window": (bool(windows),), "sliding_window": tuple(windows)}
+    implied |= {"layer_types": (kinds,), "no_rope_layers": (rotated,)}
     if not windows:
         names = ["max_window_layers"]
         names += ["sliding_window"] if config.options.get("use_sliding_window") is False else []
-        own |= {name: (config.options.get(name),) for name in names}
-    return own
+        implied |= {name: (config.options.get(name),) for name in names}
+    return implied
 
 
-def _of_dense(config: Configuration) -> dict[str, Any]:
+def _dense_options(config: Configuration) -> dict[str, Any]:
     """Return the values of options of a network without experts; a router's may have any value."""
     none = not any(config.options.get(name) for name in COUNTS)
-    idle = {name: config.options.get(name) for name in (*TOPS, *OF_ROUTERS)} if none else {}
+    idle = {name: config.options.get(name) for name in (*TOPS, *ROUTER_OPTIONS)} if none else {}
     return dict.fromkeys((*COUNTS, *SHARED), 0) | dict.fromkeys(TOPS, 0) | idle
 
 
-def _of_mixture(mixture: Mixture) -> dict[str, Any]:
+def _mixture_options(mixture: Mixture) -> dict[str, Any]:
     """Return the values of options that describe experts and how they are chosen."""
     routing = mixture.routing
     dense = mixture.dense_layers
     _, shared = mixture.shared or ("", 0)
     first = dense == frozenset(range(len(dense)))  # the first layers are dense, or none
     count = shared // mixture.intermediate_size
-    own = {
+    implied = {
         **dict.fromkeys(COUNTS, mixture.num_experts), **dict.fromkeys(TOPS, routing.top),
         **dict.fromkeys(SHARED[:2], count), **dict.fromkeys(SHARED[2:], shared),
         "moe_intermediate_size": mixture.intermediate_size, "mlp_only_layers": sorted(dense),
-        "n_group": routing.groups, "num_expert_groups": routing.groups, "topk_group": routing.kept,
-        "num_limited_groups": routing.kept, "use_routing_bias": mixture.preference is not None,
+        "n_group": routing.groups, "num_expert_groups": routing.groups,
+        "topk_group": routing.topk_group, "num_limited_groups": routing.topk_group,
+        "use_routing_bias": mixture.preference is not None,
         "first_k_dense_replace": len(dense) if first else None,
         "num_dense_layers": len(dense) if first else None,
         "decoder_sparse_step": 1, "moe_layer_freq": 1,
     }  # fmt: skip
     if isinstance(routing, Routing):
-        own |= dict.fromkeys(("norm_topk_prob", "route_norm"), routing.normalised)
-        own |= dict.fromkeys(("routed_scaling_factor", "route_scale"), routing.factor)
-        own |= dict.fromkeys(("scoring_func", "score_func"), routing.scores)
-    return own
+        implied |= dict.fromkeys(("norm_topk_prob", "route_norm"), routing.normalised)
+        implied |= dict.fromkeys(("routed_scaling_factor", "route_scale"), routing.factor)
+        implied |= dict.fromkeys(("scoring_func", "score_func"), routing.scores)
+    return implied
