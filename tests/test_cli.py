@@ -242,7 +242,7 @@ def test_reproduce_writes_ours_beside_the_papers(monkeypatch, tmp_path, as_users
     found = [Comparison("baseline, left", "3.2269", 3.22691, 1e-5, True)]
     monkeypatch.setattr(paper, "section4", lambda progress: None)
     monkeypatch.setattr(reproduce_command, "summary", lambda results: {"total": 2.0})
-    monkeypatch.setattr(reproduce_command, "compare", lambda numbers: found)
+    monkeypatch.setattr(reproduce_command, "compare_with_printed", lambda numbers: found)
     monkeypatch.setattr(reproduce_command, "beyond_the_paper", lambda numbers: "")
     for name in ("influence_profiles", "observability_profiles", "convergence", "probe_errors"):
         draw = lambda results: Figure(figsize=(1, 1))  # noqa: E731

@@ -168,9 +168,10 @@ def _weights_of_places(density: Any, target: Any, weights: Any) -> Places:
         require_scalar(target, "target")
     else:
         require_floats(target, "target", "places", cure, places=len(density))
-    values = (density, jnp.asarray(target), weights)
-    known = [value for value in values if not isinstance(value, Tracer)]
-    error_if_not_finite(known, "density, target, weights")
+    values = {"density": density, "target": jnp.asarray(target), "weights": weights}
+    for name, value in values.items():
+        if not isinstance(value, Tracer):
+            error_if_not_finite(value, name)
     if isinstance(weights, Tracer):
         return weights  # in a penalty's program: of the grid, or of pools that were looked at
     return as_nonnegative(weights, "weights", SIZES)
