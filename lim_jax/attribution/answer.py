@@ -28,6 +28,7 @@ class AnswerPart(NamedTuple):
     tokens: int
     of_tokens: float
     most: str
+    error: float | None = None  # of the score, of methods that say it
 
 
 class Answer(NamedTuple):
@@ -131,12 +132,17 @@ class Answer(NamedTuple):
         signed = METHODS[self.method].signed
         score = "  score" if signed else "  share"
         head = ("part", score, " of documents", " tokens", "most in")
-        return [head, *(_row(part, signed) for part in self.parts)]
+        rows = [head, *(_row(part, signed) for part in self.parts)]
+        if self.scores.errors is None:
+            return rows
+        errors = ["  error", *(_error_words(part) for part in self.parts)]
+        return [(*row[:2], error, *row[2:]) for row, error in zip(rows, errors, strict=True)]
 
     @property
     def table(self) -> str:
         """The table of parts as text, with names in quotation marks but for the unnamed rest."""
-        return text_table(self._rows, left=(0, 4))
+        rows = self._rows
+        return text_table(rows, left=(0, len(rows[0]) - 1))
 
     def __str__(self) -> str:
         """Return the finding, the question, the answer and the table in lines of text."""
@@ -179,6 +185,11 @@ def answer_finding(
     return (
         f"{opening}: {top.score:+.2f}, with {top.tokens} of {tokens} tokens of documents.{against}"
     )
+
+
+def _error_words(part: AnswerPart) -> str:
+    """Return the error of a part's score for the table; nothing where it is not known."""
+    return "" if part.error is None else f"±{part.error:.3f}"
 
 
 def _row(part: AnswerPart, signed: bool) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """What a method is, and what it gives: scores of an answer's parts by the parts of its context."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,6 +75,9 @@ class Scores(NamedTuple):
         nothing, of methods that say it; None else.
     note
         What else is to be known of these scores, in a sentence behind the finding.
+    errors
+        The standard deviation of each score after what the method read, NaN where it does not say
+        it; None of methods that have no errors.
     """
 
     answer: Sequence[Segment]
@@ -82,6 +86,7 @@ class Scores(NamedTuple):
     by_token: Float[np.ndarray, "answer length"] | None = None
     total_effect: Float[np.ndarray, " answer"] | None = None
     note: str = ""
+    errors: Float[np.ndarray, "answer parts"] | None = None
 
     @property
     def documents(self) -> Int[np.ndarray, " documents"]:
@@ -100,6 +105,18 @@ class Scores(NamedTuple):
         for part, score in zip(self.parts, self.by_part.sum(axis=0).tolist(), strict=True):
             scores[part.label] = scores.get(part.label, 0.0) + score
         return scores
+
+    def errors_by_name(self) -> dict[tuple[str, str], float]:
+        """Return the error of each of those scores, as if those that are summed had none in common.
+
+        Parts whose error the method does not say are left out.
+        """
+        if self.errors is None:
+            return {}
+        squares: dict[tuple[str, str], float] = {}
+        for part, square in zip(self.parts, (self.errors**2).sum(axis=0).tolist(), strict=True):
+            squares[part.label] = squares.get(part.label, 0.0) + square
+        return {label: math.sqrt(square) for label, square in squares.items() if square >= 0}
 
 
 # ``scores(model, context, answer, parts, loss, run)``.

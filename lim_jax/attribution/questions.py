@@ -10,8 +10,8 @@ import numpy as np
 from lim_jax._checks import AnyPath, as_int, described, require, require_kind, require_text
 from lim_jax._partial_runs import checkpoint_folder
 from lim_jax.attribution.answer import Answer, AnswerPart
-from lim_jax.attribution.method import Cost, Run, Scores
-from lim_jax.attribution.methods.method_table import method_named
+from lim_jax.attribution.method import Cost, Method, Run, Scores
+from lim_jax.attribution.methods.method_table import chosen_method, method_named
 from lim_jax.attribution.parts import UNNAMED, parts_of
 from lim_jax.attribution.profile_run import Bar, no_bar, require_fitting
 from lim_jax.attribution.segments import (
@@ -40,6 +40,7 @@ class Question(NamedTuple):
     question: str
     documents: AnyPath | Sequence[str | Document]
     method: str
+    passes: int | None
     parts: AnswerParts | None
     document_parts: DocumentParts | None
     chat: bool
@@ -71,6 +72,11 @@ class ReadQuestion(NamedTuple):
     answer_parts: AnswerParts
     document_parts: DocumentParts
 
+    @property
+    def method(self) -> Method:
+        """The method, with the budget that was asked for."""
+        return method_named(self.question.method, self.question.passes)
+
     def cost(self, model: LanguageModel) -> Cost:
         """Return the cost of scoring, estimated where the answer is not known yet."""
         if isinstance(self.read, Context):
@@ -81,7 +87,7 @@ class ReadQuestion(NamedTuple):
             counts = {"answer": 1, "token": tokens}
             answer = counts.get(self.answer_parts, max(1, tokens // SENTENCE))
             parts = len(self.line.documents) + 2  # the question and the rest too
-        return method_named(self.question.method).cost(parts, answer)
+        return self.method.cost(parts, answer)
 
 
 def ask(
@@ -89,7 +95,8 @@ def ask(
     question: str,
     documents: AnyPath | Sequence[str | Document],
     *,
-    method: str = "mask-gradient",
+    method: str | None = None,
+    passes: int | None = None,
     parts: AnswerParts | None = None,
     document_parts: DocumentParts | None = None,
     answer: str | None = None,
@@ -113,7 +120,10 @@ def ask(
     method
         How parts are scored, by a name of `attribution.methods.method_table`: "mask-gradient", the
         default, "mask-path", "influence", "gradient-times-input", "integrated-gradients",
-        "rollout", "leave-one-out" or "ablations".
+        "rollout", "leave-one-out", "ablations" or "informed".
+    passes
+        About how many times the method "informed", which is then the default, may read the whole
+        context, by default 16: the more, the smaller are the errors of its scores.
     parts
         The parts of the answer: ``"answer"``, the whole; ``"sentence"``, the default where the
         method scores them and there is no foil; or ``"token"``. Of the mask gradient and path each
@@ -163,7 +173,8 @@ def ask(
     request = Question(
         question,
         documents,
-        method=method,
+        method=chosen_method(method, passes),
+        passes=passes,
         parts=parts,
         document_parts=document_parts,
         chat=chat,
@@ -185,7 +196,8 @@ def read_question(model: LanguageModel, question: Question) -> ReadQuestion:
     as_int(question.max_length, "max_length")
     as_int(question.answer_tokens, "answer_tokens")
     answer_parts = parts_of_answer(question.method, question.foil, question.parts)
-    document_parts = question.document_parts or method_named(question.method).document_parts
+    method = method_named(question.method, question.passes)
+    document_parts = question.document_parts or method.document_parts
     line = question_line(
         model,
         question.question,
@@ -203,7 +215,7 @@ def answer_question(model: LanguageModel, prompt: ReadQuestion, run: Run) -> Ans
     """Let the model answer, where the answer is not given, and score the parts of the context."""
     question = prompt.question
     context = answer_context(model, prompt.read, prompt.loss, question.answer_tokens, run.bar)
-    scores = method_named(question.method).scores(
+    scores = prompt.method.scores(
         model.network,
         context,
         segments_of_answer(context, model.tokenizer, prompt.answer_parts),
@@ -311,11 +323,13 @@ def part_rows(line: Line, context: Context, scores: Scores) -> tuple[AnswerPart,
     names = {document.name for document in line.documents}
     kinds = {**dict.fromkeys(names, "document"), QUESTION: "question"}
     by_name = scores.by_name()
+    errors = scores.errors_by_name()
     total = sum(abs(score) for (name, _), score in by_name.items() if name in names) or 1
 
     def part(name: str, kind: str, positions: np.ndarray) -> AnswerPart:
         """Return the row of one part: its score, its share of documents' scores, its tokens."""
         score = by_name.get((name, kind), 0.0)
+        error = errors.get((name, kind))
         most = ""
         kind = kind if kind == UNNAMED else kinds.get(name, "message")
         if scores.tokens is not None:
@@ -324,7 +338,7 @@ def part_rows(line: Line, context: Context, scores: Scores) -> tuple[AnswerPart,
             most = most_in_words(by_text) if any(by_text.values()) else ""
         share_of_documents = score / total if kind == "document" else None
         share = positions.size / context.length
-        return AnswerPart(name, kind, score, share_of_documents, positions.size, share, most)
+        return AnswerPart(name, kind, score, share_of_documents, positions.size, share, most, error)
 
     parts = [part(*named, positions) for named, positions in parts_of(context)]
     parts.sort(key=lambda part: (part.kind == UNNAMED, part.kind != "document", -part.score))

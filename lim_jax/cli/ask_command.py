@@ -11,6 +11,7 @@ from lim_jax._checks import as_path
 from lim_jax.attribution.answer import Answer
 from lim_jax.attribution.files import write_answer
 from lim_jax.attribution.method import Run
+from lim_jax.attribution.methods.method_table import chosen_method
 from lim_jax.attribution.questions import Question, ReadQuestion, answer_question, read_question
 from lim_jax.attribution.segments import AnswerParts, DocumentParts
 from lim_jax.cli.answers import answer_notes
@@ -36,7 +37,8 @@ def ask(
     model: tyro.conf.Positional[Model],
     question: tyro.conf.Positional[QuestionText],
     documents: Documents,
-    method: Method = "mask-gradient",
+    method: Method | None = None,
+    passes: int | None = None,
     parts: AnswerParts | None = None,
     document_parts: DocumentParts | None = None,
     chat: bool = True,
@@ -56,13 +58,15 @@ def ask(
     Prints first which document gave most to the answer, then the answer, and what each document,
     the question and the rest gave. Writes answer.json; matrix.csv, of parts of the answer by parts
     of the documents; scores.csv where the method scores tokens; and answer.html, where a click on a
-    part of the answer shades the documents by what it came from. One answer has no standard errors:
-    for these use lim-jax profile, on several questions or with the documents in several orders.
+    part of the answer shades the documents by what it came from. For standard errors use lim-jax
+    profile, on several questions or with the documents in several orders.
 
     Args:
         question: As the model is asked.
         documents: A folder of texts, one document each; or a file of JSON lines, each with "text"
             and maybe "title"; or one text.
+        passes: About how many times the method informed, which is then the default, may read the
+            whole context: by default 16. The more, the smaller are the errors of its scores.
         parts: Parts of the answer: the whole, alone with a foil; every sentence; or every token. Of
             the mask gradient and path each takes a backward pass for each gradient; influence,
             rollout and gradients in the words score the whole alone.
@@ -82,7 +86,8 @@ def ask(
     request = Question(
         question,
         documents,
-        method=method,
+        method=chosen_method(method, passes),
+        passes=passes,
         parts=parts,
         document_parts=document_parts,
         chat=chat,
@@ -109,7 +114,7 @@ def ask(
         write_answer(answered, folder)
         written = "answer.json and tables"
         if html:
-            about = {"model": opened.name, "method": method}
+            about = {"model": opened.name, "method": request.method}
             page = answer_page(answered, about).save(folder / "answer.html")
             written = f"answer.json, tables and {page.name}"
         print(f"Wrote {written} to {folder}.")

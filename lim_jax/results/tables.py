@@ -68,7 +68,9 @@ COLUMNS: dict[str, tuple[str, str]] = {
 PART = ("name", "kind", "share", "error", "tokens", "of_tokens", "contexts", "texts", "most")
 CHANGE = ("first", "first_error", "second", "second_error", "difference", "error")
 FILES: dict[str, tuple[str, ...]] = {
-    "answer.json, parts": ("name", "kind", "score", "of_documents", "tokens", "of_tokens", "most"),
+    "answer.json, parts": (
+        "name", "kind", "score", "of_documents", "tokens", "of_tokens", "most", "error"
+    ),
     "profile.json, records": PART,
     "records.csv": PART,
     "profile --method, records.csv": (

@@ -276,6 +276,7 @@ def test_methods_say_what_they_score():
         "rollout": ({*whole}, "sentences", False),
         "leave-one-out": ({*every}, "documents", True),
         "ablations": ({*every}, "documents", True),
+        "informed": ({*every}, "documents", True),
     }
 
 
@@ -339,4 +340,5 @@ def test_methods_say_their_cost():
         "rollout": 1,
         "leave-one-out": 11,
         "ablations": 64,
+        "informed": 16,
     }

@@ -238,6 +238,7 @@ def test_a_question_foretells_what_scoring_takes(network):
             QUESTION,
             DOCUMENTS,
             method=method,
+            passes=None,
             parts=parts,
             document_parts=document_parts,
             chat=True,

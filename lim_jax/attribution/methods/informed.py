@@ -1,4 +1,4 @@
-"""Informed ablations: texts that are chosen to tell parts apart, and what the mask gradient says."""
+"""Informed ablations: texts chosen to tell parts apart, and what the mask gradient says."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from lim_jax.attribution.ablation_design import balanced_design
 from lim_jax.attribution.method import Cost, Method, Run, Scores
-from lim_jax.attribution.methods import mask_gradient
+from lim_jax.attribution.methods import leave_one_out, mask_gradient
 from lim_jax.attribution.segments import Segment
 from lim_jax.attribution.shrunk_regression import shrunk_regression
 from lim_jax.attribution.without_parts import losses_without
@@ -31,21 +31,24 @@ def method(passes: int) -> Method:
     ) -> Scores:
         """Score parts of documents by a regression that is shrunk towards the mask gradient.
 
-        It is of the loss on texts that keep about half of these parts. Where so few passes leave
-        none for texts the mask gradient is all. Other parts, such as the question, are left out one
-        at a time.
+        It is of the loss on texts that keep about half of these parts. Other parts, such as the
+        question, are left out one at a time, and all are where there is one document. Where the
+        passes leave too few texts the mask gradient is all.
         """
         known = mask_gradient.scores(model, context, answer, parts, loss, run.within("known"))
-        documents = known.documents
         texts = texts_of_passes(passes, len(answer))
-        if texts < LEAST_TEXTS or not documents.size:
+        documents = known.documents
+        if texts < LEAST_TEXTS:
             return known
-        design = balanced_design(documents.size, texts)
+        if documents.size < 2:
+            alone = leave_one_out.scores(model, context, answer, parts, loss, run.within("texts"))
+            return alone._replace(total_effect=known.total_effect)
         others = np.setdiff1d(np.arange(len(parts)), documents)
-        kept = np.ones((1 + others.size + len(design), len(parts)), bool)
-        kept[1 + np.arange(others.size), others] = False
-        kept[1 + others.size :, documents] = design
-        losses = losses_without(model, context, answer, parts, kept, loss, run.within("texts"))
+        design = balanced_design(documents.size, texts)
+        masks = np.ones((1 + others.size + len(design), len(parts)), bool)
+        masks[1 + np.arange(others.size), others] = False
+        masks[1 + others.size :, documents] = design
+        losses = losses_without(model, context, answer, parts, masks, loss, run.within("texts"))
         whole, without, ablated = np.split(losses, [1, 1 + others.size])
         by_part = np.zeros((len(answer), len(parts)))
         errors = np.full(by_part.shape, np.nan)

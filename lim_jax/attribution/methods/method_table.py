@@ -2,12 +2,13 @@
 
 from typing import Literal
 
-from lim_jax._checks import require_name
+from lim_jax._checks import as_int, require, require_name
 from lim_jax.attribution.method import Method
 from lim_jax.attribution.methods import (
     ablations,
     gradient_times_input,
     influence,
+    informed,
     integrated_gradients,
     leave_one_out,
     mask_gradient,
@@ -17,8 +18,9 @@ from lim_jax.attribution.methods import (
 
 MethodName = Literal[
     "influence", "mask-gradient", "mask-path", "gradient-times-input", "integrated-gradients",
-    "rollout", "leave-one-out", "ablations",
+    "rollout", "leave-one-out", "ablations", "informed",
 ]  # fmt: skip
+INFORMED = "informed"
 METHODS: dict[str, Method] = {
     "influence": influence.METHOD,
     "mask-gradient": mask_gradient.METHOD,
@@ -28,10 +30,30 @@ METHODS: dict[str, Method] = {
     "rollout": rollout.METHOD,
     "leave-one-out": leave_one_out.METHOD,
     "ablations": ablations.METHOD,
+    "informed": informed.METHOD,
 }
 
 
-def method_named(name: str) -> Method:
-    """Return the method of a name; raise ValueError unless there is one."""
+def method_named(name: str, passes: int | None = None) -> Method:
+    """Return the method of a name, with a budget of passes where it has one.
+
+    Raises ValueError where there is no such method, or the budget is not one that it takes.
+    """
     require_name(name, METHODS, "method", "Pass one of these names.")
-    return METHODS[name]
+    if passes is None:
+        return METHODS[name]
+    require(
+        name == INFORMED,
+        "passes",
+        got=f"{passes} with the method {name!r}",
+        expected=f"the method {INFORMED!r}, which alone has a budget",
+        cure="Leave `passes` or `method` out.",
+    )
+    return informed.method(as_int(passes, "passes"))
+
+
+def chosen_method(name: str | None, passes: int | None) -> str:
+    """Return the name that was passed, else the default: with a budget another one."""
+    if name is not None:
+        return name
+    return "mask-gradient" if passes is None else INFORMED

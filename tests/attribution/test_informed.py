@@ -1,0 +1,162 @@
+"""Informed ablations: texts written out without parts, and the regression's own equations."""
+
+import itertools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.networks import byte_network
+
+import lim_jax as lim
+from lim_jax.attribution.method import Run
+from lim_jax.attribution.methods import informed, mask_gradient
+from lim_jax.attribution.methods.method_table import chosen_method, method_named
+from lim_jax.attribution.segments import answer_segments, context_segments, whole_answer
+from lim_jax.models.causal import CausalLM, Targets
+from lim_jax.models.language_model import LanguageModel
+from lim_jax.prompts.contexts import context_of
+from lim_jax.prompts.documents import RenderedPrompt
+
+LOSS = CausalLM.margin_loss
+PIECES = ("a=1", "b=22", "c=3")
+SPANS = ((0, 3, "first"), (4, 8, "second"), (9, 12, "third"))
+CONTEXT = context_of(RenderedPrompt("a=1 b=22 c=3 a=", SPANS), "17", loss="margin")
+DOCUMENTS = ["Wren é.", "Owls sang.", "No."]
+
+
+@pytest.fixture(scope="module")
+def model():
+    network = byte_network(64, depth=2, seed=3)
+    return jax.tree.map(lambda leaf: 3 * leaf, network)  # parts act together, not only alone
+
+
+@pytest.fixture(scope="module")
+def score(model):
+    def of_context(passes, context=CONTEXT, answer=None):
+        answer = answer or [whole_answer(context)]
+        scores = informed.method(passes).scores
+        return scores(model, context, answer, context_segments(context), LOSS, Run())
+
+    return of_context
+
+
+def losses_of_text(model, text):
+    """The losses of both tokens of the answer, of a text that was written without parts."""
+    context = context_of(RenderedPrompt(text), "17", loss="margin")
+    (positions,) = np.nonzero(context.weights)
+    arrays = (context.window[:-1], context.window[1:][positions], positions)
+    ids, targets, positions = jax.device_put(arrays)
+
+    @eqx.filter_jit
+    def loss(model, row):
+        return LOSS(model, model.embed(ids), Targets(targets, row, positions))
+
+    return np.array([loss(model, row) for row in jnp.eye(2)]) / 2
+
+
+def text_of(kept):
+    """The prompt with some of its pieces, and all that stands between them."""
+    first, second, third = (piece * keep for piece, keep in zip(PIECES, kept, strict=True))
+    return f"{first} {second} {third} a="
+
+
+@pytest.fixture(scope="module")
+def log_odds(model):
+    """Of each set of the documents the log odds of both tokens, halves of the answer's."""
+    return {
+        kept: -losses_of_text(model, text_of(kept))
+        for kept in itertools.product((False, True), repeat=3)
+    }
+
+
+@pytest.mark.slow
+def test_scores_lie_between_effects_in_all_sets_and_the_mask_gradient(model, score, log_odds):
+    """Of three documents all eight sets are read: columns are orthogonal, so that each score is a
+    mean, of one weight for all, of the document's effect over the sets and of its mask gradient,
+    scaled to these effects by least squares."""
+    answer = answer_segments(CONTEXT, None, "token")
+    found = score(16, answer=answer)
+    known = mask_gradient.METHOD.scores(model, CONTEXT, answer, found.parts, LOSS, Run())
+    for row in range(2):
+        effects = np.array(
+            [
+                sum((1 if kept[part] else -1) * odds[row] for kept, odds in log_odds.items()) / 4
+                for part in range(3)
+            ]
+        )
+        prior = known.by_part[row, :3]
+        slope = prior @ effects / (prior @ prior)
+        scaled = max(slope, 0) * prior
+        weights = (found.by_part[row, :3] - scaled) / (effects - scaled)
+        np.testing.assert_allclose(weights, weights[0], rtol=1e-6)
+        assert 0 < weights[0] <= 1
+        assert (found.errors[row, :3] > 0).all()
+
+
+@pytest.mark.slow
+def test_what_is_no_document_is_left_out_alone_and_has_no_error(score, model):
+    found = score(16)
+    whole = losses_of_text(model, "a=1 b=22 c=3 a=").sum()
+    without = losses_of_text(model, "a=1b=22c=3=").sum()  # what asks stays
+    assert [part.within for part in found.parts] == ["first", "second", "third", ""]
+    np.testing.assert_allclose(found.by_part[0, 3], without - whole, rtol=1e-9)
+    assert np.isnan(found.errors[0, 3])
+    assert [*found.errors_by_name()] == [(name, "part") for name in ("first", "second", "third")]
+
+
+def test_errors_of_the_parts_of_an_answer_add_up_as_squares(score):
+    found = score(16, answer=answer_segments(CONTEXT, None, "token"))
+    errors = found.errors_by_name()
+    expected = np.sqrt(np.sum(found.errors[:, 1] ** 2))
+    np.testing.assert_allclose(errors["second", "part"], expected, rtol=1e-12)
+    assert found.total_effect.shape == (2,)
+
+
+def test_too_few_passes_leave_the_mask_gradient_alone(score, model):
+    found = score(6)
+    known = mask_gradient.METHOD.scores(model, CONTEXT, found.answer, found.parts, LOSS, Run())
+    np.testing.assert_array_equal(found.by_part, known.by_part)
+    assert found.errors is None
+
+
+def test_a_document_that_is_alone_is_left_out(score, model):
+    """Its effect has no other documents to differ with, and no error."""
+    context = context_of(RenderedPrompt("a=1 b=22 c=3 a=", SPANS[1:2]), "17", loss="margin")
+    found = score(16, context)
+    gained = losses_of_text(model, "a=1  c=3 a=") - losses_of_text(model, "a=1 b=22 c=3 a=")
+    np.testing.assert_allclose(found.by_part[0, 0], gained.sum(), rtol=1e-9)
+    assert found.errors is None and found.total_effect is not None
+
+
+@pytest.mark.parametrize(("passes", "answer", "texts"), [(16, 1, 22), (16, 3, 14), (4, 1, 0)])
+def test_texts_are_what_the_mask_gradient_leaves_of_the_passes(passes, answer, texts):
+    """It takes three passes, and two more for each part of the answer; a text half of one."""
+    assert informed.texts_of_passes(passes, answer) == texts
+    assert informed.cost(passes, answer).total == max(passes, 3 + 2 * answer)
+
+
+def test_a_budget_chooses_the_method_that_has_one():
+    assert chosen_method(None, None) == "mask-gradient"
+    assert chosen_method(None, 8) == "informed"
+    assert chosen_method("rollout", None) == "rollout"
+    assert method_named("informed", 9).cost(4, 1).total == 9
+    with pytest.raises(ValueError, match="passes: got 8 with the method 'rollout'"):
+        method_named("rollout", 8)
+    with pytest.raises(ValueError, match="passes: got 0"):
+        method_named("informed", 0)
+
+
+def test_ask_takes_a_budget_and_shows_errors():
+    network = byte_network(96, depth=1, seed=3)
+    answered = lim.ask(LanguageModel(network), "Who sang?", DOCUMENTS, answer="It", passes=12)
+    assert answered.method == "informed"
+    head, *rows = answered.table.splitlines()
+    assert head.split()[:3] == ["part", "score", "error"]
+    errors = {part.kind: part.error for part in answered.parts}
+    assert errors["document"] is not None and errors["question"] is None
+    assert f"±{answered.parts[0].error:.3f}" in rows[0] and "±" not in rows[-1]
+    assert answered.record()["parts"][0]["error"] == answered.parts[0].error
+    without = lim.ask(LanguageModel(network), "Who sang?", DOCUMENTS, answer="It")
+    assert without.method == "mask-gradient" and "error" not in without.table
