@@ -1,3 +1,4 @@
+from . import ablation_design as ablation_design
 from . import answer as answer
 from . import answer_comparison as answer_comparison
 from . import answer_losses as answer_losses
@@ -15,6 +16,7 @@ from . import parts as parts
 from . import profile_run as profile_run
 from . import questions as questions
 from . import segments as segments
+from . import shrunk_regression as shrunk_regression
 from . import signed_profile as signed_profile
 from . import time_budget as time_budget
 from . import token_text as token_text

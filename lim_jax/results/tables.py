@@ -33,7 +33,10 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "contexts": ("contexts", "how many have it; of lines in several orders, how many lines"),
     "texts": ("texts", "how many different ones these contexts have under the name"),
     "most": (TEXT, "the tokens that hold most of it, each with its part of that"),
-    "error": ("as before it", "standard error over contexts; empty or null where one has none"),
+    "error": (
+        "as before it",
+        "standard error over contexts, or of one answer's score; empty or null where there is none",
+    ),
     "index": (NUMBER, "the token, from 0"),
     "token": (TEXT, "the token; of a character of several tokens the whole character"),
     "piece": (TEXT, "which of a character's tokens it is, such as `1/3`; else empty"),
