@@ -27,7 +27,8 @@ LOSS_HELP = (
 )
 Loss = Annotated[LossName, tyro.conf.arg(help=LOSS_HELP)]
 WORDS = "; ".join(f"{name}, {method.words}" for name, method in METHODS.items())
-Method = Annotated[MethodName, tyro.conf.arg(help=f"How parts are scored: {WORDS}.")]
+HOW = f"How parts are scored, by default by mask-gradient: {WORDS}."
+Method = Annotated[MethodName | None, tyro.conf.arg(help=HOW)]
 BY_PARTS = f"Score named parts in place of measuring densities: {WORDS}."
 PartsMethod = Annotated[MethodName | None, tyro.conf.arg(help=BY_PARTS)]
 CACHE = (

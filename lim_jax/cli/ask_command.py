@@ -37,7 +37,7 @@ def ask(
     model: tyro.conf.Positional[Model],
     question: tyro.conf.Positional[QuestionText],
     documents: Documents,
-    method: Method | None = None,
+    method: Method = None,
     passes: int | None = None,
     parts: AnswerParts | None = None,
     document_parts: DocumentParts | None = None,
