@@ -19,8 +19,10 @@ from lim_jax.attribution.segments import (
     context_segments,
     document_numbers,
     document_segments,
+    whole_answer,
 )
 from lim_jax.models.causal import CausalLM, Targets
+from lim_jax.models.foils import contrast_loss
 from lim_jax.prompts.contexts import context_of
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.results import to_xarray
@@ -255,3 +257,16 @@ def test_answers_of_other_lengths_have_one_program(model, method):
     with compilations() as compiled:
         score(of_nine)
     assert not compiled
+
+
+def test_a_path_over_a_foil_adds_up_to_what_the_document_gives(model, monkeypatch):
+    """Each of sixteen gradients counts for its share, also where the whole answer has one loss."""
+    monkeypatch.setattr(mask_path, "NODES", 16)
+    sharp = jax.tree.map(lambda leaf: 3 * leaf, model)
+    context = context_of(RenderedPrompt(TEXT, SPANS), " It", loss="contrast", foil=" He")
+    documents = document_segments(context, "documents")
+    whole = [whole_answer(context)]
+    scores = mask_path.scores(sharp, context, whole, documents, contrast_loss, Run())
+    (effect,) = scores.total_effect
+    assert abs(effect) > 0.1
+    np.testing.assert_allclose(scores.by_part.sum(), effect, rtol=0.05)
