@@ -19,7 +19,7 @@ LEAST_TEXTS = 4  # of which a regression has an error
 
 
 def method(passes: int) -> Method:
-    """Return the method of a budget: so many passes over the whole context, or nearly."""
+    """Return the method of a budget of passes; other parts than documents take one more each."""
 
     def scores(
         model: CausalLM,
