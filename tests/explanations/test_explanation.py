@@ -95,7 +95,7 @@ def explained(ask, depth=0, certificates: Judged = "deciding"):
     )
 
 
-close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-14)
+assert_close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-14)
 
 
 def squared_norms(vectors):
@@ -149,19 +149,19 @@ def explained_from_depth_one():
 @pytest.mark.slow
 def test_at_a_depth_influence_and_channels_are_of_the_states_there(explained_from_depth_one, rest):
     found = explained_from_depth_one
-    close(found.influence.energy, squared_norms(rest.initial).mean(axis=0))
-    close(found.channel_energies, squared_norms(rest.parts).mean(axis=0))
+    assert_close(found.influence.energy, squared_norms(rest.initial).mean(axis=0))
+    assert_close(found.channel_energies, squared_norms(rest.parts).mean(axis=0))
     scales = squared_norms(rest.states).mean(axis=1)
     relative = scales[:, None, None] * squared_norms(rest.parts)
-    close(found.relative_energies, relative.mean(axis=0))
+    assert_close(found.relative_energies, relative.mean(axis=0))
 
 
 @pytest.mark.slow
 def test_at_the_last_depth_the_layers_only_hop_is_its_cone(explained_from_depth_one, rest):
     found = explained_from_depth_one
     hops = np.stack([rest.parts[:, 0] + rest.parts[:, 2], rest.parts[:, 1]], axis=1)
-    close(found.hop_energies[:2], squared_norms(hops).mean(axis=0))
-    close(found.hop_energies[2:], 0)
+    assert_close(found.hop_energies[:2], squared_norms(hops).mean(axis=0))
+    assert_close(found.hop_energies[2:], 0)
 
 
 @pytest.mark.slow
@@ -174,8 +174,8 @@ def test_the_depth_of_an_explanation_is_recorded_and_shown(explained_from_depth_
 def assert_judges_alike(found, expected):
     assert found.name == expected.name
     for ours, theirs in zip(found.inequalities, expected.inequalities, strict=True):
-        close(ours.greater, theirs.greater)
-        close(ours.lesser, theirs.lesser)
+        assert_close(ours.greater, theirs.greater)
+        assert_close(ours.lesser, theirs.lesser)
 
 
 @pytest.mark.slow
@@ -411,14 +411,14 @@ def test_networks_of_parallel_blocks_are_explained_in_single_precision():
     gradient = vectors.sum(axis=1)
     np.testing.assert_allclose(hops.sum(axis=1), gradient, rtol=1e-10, atol=1e-12)
 
-    def close(one, other):
+    def assert_squares(one, other):
         assert one.dtype == jnp.float32
         other = (np.asarray(other) ** 2).sum(axis=-1).mean(axis=0)
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5 * other.max())
 
-    close(found.influence.energy, gradient)
-    close(found.channel_energies, vectors)
-    close(found.hop_energies, hops)
+    assert_squares(found.influence.energy, gradient)
+    assert_squares(found.channel_energies, vectors)
+    assert_squares(found.hop_energies, hops)
     of_no_hop = np.asarray(found.hop_energies)[0]
     assert not np.any(of_no_hop[[0, 1, 2, 4, 5, 7]]) and of_no_hop[3] > 0
     assert found.without_queries is not None

@@ -205,7 +205,7 @@ def bounded():
     return Bounded(attention, network, field_regularity(layer), values)
 
 
-same = partial(np.testing.assert_allclose, rtol=1e-12)
+assert_same = partial(np.testing.assert_allclose, rtol=1e-12)
 
 
 def test_the_constants_of_attention_are_those_of_the_steps_by_singular_values(bounded):
@@ -213,30 +213,30 @@ def test_the_constants_of_attention_are_those_of_the_steps_by_singular_values(bo
     # `eq:normalized-kernel-l1-difference`, `eq:attention-pointwise-hardy-stability`.
     steps = np.transpose([head_steps(bounded.attention, h) for h in range(2)])
     for ours, expected in zip(bounded.constants.attention[:8], steps, strict=True):
-        same(ours, expected)
+        assert_same(ours, expected)
 
 
 def test_fields_are_lipschitz_in_the_states_by_their_steps(bounded):
     # `eq:global-l2-attention-stability`, `eq:transformer-field-state-lipschitz`.
     found = bounded.constants
     heads = np.array([head_steps(bounded.attention, h)[-1] for h in range(2)])
-    same(found.attention.lipschitz, bounded.output * size(heads))
+    assert_same(found.attention.lipschitz, bounded.output * size(heads))
     network = bounded.feed_forward
     steepest = bounded.through * size(network.inner) * steepness(network.norm)
-    same(found.feed_forward.lipschitz, steepest)
-    same(found.lipschitz, found.attention.lipschitz + steepest)
+    assert_same(found.feed_forward.lipschitz, steepest)
+    assert_same(found.lipschitz, found.attention.lipschitz + steepest)
 
 
 def test_fields_are_bounded_by_the_sizes_of_values_and_features(bounded):
     # `prop:transformer-lipschitz`, `eq:transformer-field-uniform-bound`.
     found = bounded.constants
     of_attention = bounded.output * size(np.array(bounded.values))
-    same(found.attention.bound, of_attention + size(bounded.attention.output_bias))
+    assert_same(found.attention.bound, of_attention + size(bounded.attention.output_bias))
     network = bounded.feed_forward
-    same(found.feed_forward.radius, bounded.radius)
+    assert_same(found.feed_forward.radius, bounded.radius)
     expected = size(network.outer) * bounded.activated + size(network.outer_bias)
-    same(found.feed_forward.bound, expected)
-    same(found.bound, found.attention.bound + expected)
+    assert_same(found.feed_forward.bound, expected)
+    assert_same(found.bound, found.attention.bound + expected)
 
 
 def test_attention_is_lipschitz_in_its_parameters_block_by_block(bounded):
@@ -254,7 +254,7 @@ def test_attention_is_lipschitz_in_its_parameters_block_by_block(bounded):
     shift = bounded.output * size(np.array(through_norm))
     # The norm's scale moves a token by sqrt(6) at most.
     blocks = [1.0, size(np.array(bounded.values)), matrices, shift * 6**0.5, shift]
-    same(bounded.constants.attention.control, size(np.array(blocks)))
+    assert_same(bounded.constants.attention.control, size(np.array(blocks)))
 
 
 def test_networks_are_lipschitz_in_their_parameters_block_by_block(bounded):
@@ -264,8 +264,8 @@ def test_networks_are_lipschitz_in_their_parameters_block_by_block(bounded):
     shift = through * size(network.inner)
     inner = through * largest_token(network.norm)
     blocks = [1.0, bounded.activated, inner, through, shift * 6**0.5, shift]
-    same(found.feed_forward.control, size(np.array(blocks)))
-    same(found.control, np.hypot(found.attention.control, found.feed_forward.control))
+    assert_same(found.feed_forward.control, size(np.array(blocks)))
+    assert_same(found.control, np.hypot(found.attention.control, found.feed_forward.control))
 
 
 def test_the_kernels_bound_is_attained():
