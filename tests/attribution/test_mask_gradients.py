@@ -267,6 +267,6 @@ def test_a_path_over_a_foil_adds_up_to_what_the_document_gives(model, monkeypatc
     documents = document_segments(context, "documents")
     whole = [whole_answer(context)]
     scores = mask_path.scores(sharp, context, whole, documents, contrast_loss, Run())
-    (effect,) = scores.total_effect
+    effect = np.asarray(scores.total_effect).item()
     assert abs(effect) > 0.1
     np.testing.assert_allclose(scores.by_part.sum(), effect, rtol=0.05)
