@@ -46,13 +46,19 @@ class Together(NamedTuple):
                 return " ".join(sentences)
         return ""
 
-    def record(self) -> list[dict[str, Any]]:
-        """Return each set and what the answer loses without it, as they stand in answer.json."""
+    def losses_by_set(self) -> dict[tuple[str, ...], float]:
+        """Return what the answer loses without each set of the documents, smaller sets first."""
         numbers = range(len(self.names))
-        sets = [chosen for size in numbers for chosen in itertools.combinations(numbers, size + 1)]
+        return {
+            tuple(self.names[k] for k in chosen): self._loss(chosen)
+            for size in numbers
+            for chosen in itertools.combinations(numbers, size + 1)
+        }
+
+    def record(self) -> list[dict[str, Any]]:
+        """Return the same as it stands in answer.json."""
         return [
-            {"without": [self.names[k] for k in chosen], "loss": self._loss(chosen)}
-            for chosen in sets
+            {"without": list(names), "loss": loss} for names, loss in self.losses_by_set().items()
         ]
 
     def _loss(self, chosen: Sequence[int]) -> float:
