@@ -52,7 +52,7 @@ WITHOUT = {
         scores_by_token
     """,
     "Not refused in words yet: what is no network, ids or batch.": """
-        models.contrast_loss self_answered
+        models.contrast_loss generate_answers
     """,
 }
 

@@ -28,7 +28,7 @@ from lim_jax.attribution.segments import document_segments
 from lim_jax.cli.commands import main
 from lim_jax.loss import last_token
 from lim_jax.models.causal import open_network
-from lim_jax.prompts import context_of, document_prompt, named_documents
+from lim_jax.prompts import document_prompt, named_documents, tokenize_context
 from lim_jax.prompts.sentence_spans import sentences
 
 ROOT = Path(__file__).parent.parent
@@ -153,7 +153,7 @@ def test_the_readmes_first_screen_says_where_an_answer_comes_from(
 @pytest.mark.slow
 def test_documents_of_every_script_are_cut_whole(tokenizer):
     """Many of its tokens are a space and the first byte of a letter."""
-    context = context_of(document_prompt(DOCUMENTS, QUESTION), f" {ANSWER}", tokenizer)
+    context = tokenize_context(document_prompt(DOCUMENTS, QUESTION), f" {ANSWER}", tokenizer)
     assert any(
         token == "" and context.tokens[at + 1].startswith(" ")
         for at, token in enumerate(context.tokens[:-1])

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from lim_jax._checks import require, require_name
-from lim_jax.attribution.parts import UNNAMED, is_document, parts_of
+from lim_jax.attribution.parts import UNNAMED, is_document, iterate_parts
 from lim_jax.attribution.token_text import group_tokens
 from lim_jax.checkpoints.text import texts_of_ids
 from lim_jax.prompts.contexts import Context, cut_text, positions_by_name
@@ -46,7 +46,7 @@ class Segment(NamedTuple):
 
     @property
     def label(self) -> tuple[str, str]:
-        """The name and the kind of what it is in, as `parts.parts_of` has them."""
+        """The name and the kind of what it is in, as `parts.iterate_parts` has them."""
         return self.within, "part" if self.within else UNNAMED
 
 
@@ -109,7 +109,7 @@ def context_segments(context: Context, parts: str = "documents") -> list[Segment
     """Return all parts of a context: those of documents, other named ones, and the rest."""
     others = [
         _segment(context, name, positions)
-        for (name, kind), positions in parts_of(context)
+        for (name, kind), positions in iterate_parts(context)
         if not is_document(name, kind) and positions.size
     ]
     return [*document_segments(context, parts), *others]

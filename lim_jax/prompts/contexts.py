@@ -89,7 +89,7 @@ class PromptOnly(NamedTuple):
         """The number of tokens of the prompt."""
         return len(self.encoded.ids)
 
-    def answered(
+    def with_answer(
         self, answer: Int[np.ndarray, " answer"], tokenizer: Any = None, loss: LossName = "answer"
     ) -> Context:
         """Return the context with an answer in ids, such as `models.answer` finds."""
@@ -117,7 +117,7 @@ class PromptOnly(NamedTuple):
         return context._replace(id=self.id, chat=self.prompt.marked)
 
 
-def context_of(
+def tokenize_context(
     prompt: RenderedPrompt,
     answer: str = "",
     tokenizer: Any = None,
@@ -165,7 +165,8 @@ def context_of(
 
     Examples
     --------
-    >>> context = context_of(RenderedPrompt("a=1 b=2 a=", ((0, 3, "first"), (4, 7, "second"))), "1")
+    >>> prompt = RenderedPrompt("a=1 b=2 a=", ((0, 3, "first"), (4, 7, "second")))
+    >>> context = tokenize_context(prompt, "1")
     >>> bytes(context.window.tolist()), context.weights.nonzero()[0].tolist()
     (b'a=1 b=2 a=1', [9])
     >>> {span.name: span.positions.tolist() for span in context.spans}
@@ -184,7 +185,7 @@ def context_of(
     return context._replace(chat=prompt.marked)
 
 
-def unanswered(prompt: RenderedPrompt, tokenizer: Any = None, foil: str = "") -> PromptOnly:
+def tokenize_prompt(prompt: RenderedPrompt, tokenizer: Any = None, foil: str = "") -> PromptOnly:
     """Encode a text whose answer the model is to give, without marks of an end after it.
 
     Parameters
@@ -199,7 +200,7 @@ def unanswered(prompt: RenderedPrompt, tokenizer: Any = None, foil: str = "") ->
     Returns
     -------
     PromptOnly
-        The prompt's tokens, whose ``answered(ids)`` is the context with an answer.
+        The prompt's tokens, whose ``with_answer(ids)`` is the context with an answer.
 
     Raises
     ------
@@ -208,7 +209,7 @@ def unanswered(prompt: RenderedPrompt, tokenizer: Any = None, foil: str = "") ->
 
     Examples
     --------
-    >>> context = unanswered(RenderedPrompt("2+2=")).answered(np.array([52]))
+    >>> context = tokenize_prompt(RenderedPrompt("2+2=")).with_answer(np.array([52]))
     >>> context.window.tolist(), context.weights.tolist(), context.tokens
     ([50, 43, 50, 61, 52], [0.0, 0.0, 0.0, 1.0], ('2', '+', '2', '='))
     """

@@ -19,10 +19,10 @@ from lim_jax.prompts.chat import Message, chat_prompt, content_text, require_mes
 from lim_jax.prompts.contexts import (
     Context,
     PromptOnly,
-    context_of,
     positions_by_name,
     require_foil_read,
-    unanswered,
+    tokenize_context,
+    tokenize_prompt,
 )
 from lim_jax.prompts.documents import (
     ANSWER,
@@ -201,9 +201,9 @@ def context_of_line(
         context = None
         if loss_kind(loss).needs_answer and line.answer is None and line.asks and prompt.text:
             require_foil_read(line.foil, loss_kind(loss), "foil")
-            context = unanswered(prompt, tokenizer, line.foil)
+            context = tokenize_prompt(prompt, tokenizer, line.foil)
     if context is None:
-        context = context_of(
+        context = tokenize_context(
             prompt, line.answer or "", tokenizer, loss=loss, foil=line.foil, where=line.where
         )
     shorter = "give fewer or shorter documents" if line.documents else "shorten the text"

@@ -16,13 +16,13 @@ from lim_jax.attribution.methods.method_table import chosen_method, method_named
 from lim_jax.attribution.segments import answer_segments, context_segments, whole_answer
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.language_model import LanguageModel
-from lim_jax.prompts.contexts import context_of
+from lim_jax.prompts.contexts import tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
 
 LOSS = CausalLM.margin_loss
 PIECES = ("a=1", "b=22", "c=3")
 SPANS = ((0, 3, "first"), (4, 8, "second"), (9, 12, "third"))
-CONTEXT = context_of(RenderedPrompt("a=1 b=22 c=3 a=", SPANS), "17", loss="margin")
+CONTEXT = tokenize_context(RenderedPrompt("a=1 b=22 c=3 a=", SPANS), "17", loss="margin")
 DOCUMENTS = ["Wren é.", "Owls sang.", "No."]
 
 
@@ -44,7 +44,7 @@ def score(model):
 
 def losses_of_text(model, text):
     """The losses of both tokens of the answer, of a text that was written without parts."""
-    context = context_of(RenderedPrompt(text), "17", loss="margin")
+    context = tokenize_context(RenderedPrompt(text), "17", loss="margin")
     (positions,) = np.nonzero(context.weights)
     arrays = (context.window[:-1], context.window[1:][positions], positions)
     ids, targets, positions = jax.device_put(arrays)
@@ -123,7 +123,7 @@ def test_too_few_passes_leave_the_mask_gradient_alone(score, model):
 
 def test_a_document_that_is_alone_is_left_out(score, model):
     """Its effect has no other documents to differ with, and no error."""
-    context = context_of(RenderedPrompt("a=1 b=22 c=3 a=", SPANS[1:2]), "17", loss="margin")
+    context = tokenize_context(RenderedPrompt("a=1 b=22 c=3 a=", SPANS[1:2]), "17", loss="margin")
     found = score(16, context)
     gained = losses_of_text(model, "a=1  c=3 a=") - losses_of_text(model, "a=1 b=22 c=3 a=")
     np.testing.assert_allclose(found.by_part[0, 0], gained.sum(), rtol=1e-9)

@@ -23,7 +23,7 @@ from lim_jax.attribution.segments import (
 )
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.foils import contrast_loss
-from lim_jax.prompts.contexts import context_of
+from lim_jax.prompts.contexts import tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.results import to_xarray
 from lim_jax.results.tables import FILES, write_table
@@ -31,7 +31,7 @@ from lim_jax.weights import FetchedLayers, LayerSource
 
 TEXT = "Wren é. Mr. X sang.\n\nOff 1.5 m. | Who?"
 SPANS = ((0, 31, "birds"), (31, 34, "user 1"), (34, 38, "question"))
-CONTEXT = context_of(RenderedPrompt(TEXT, SPANS), " It is é. So.", loss="margin")
+CONTEXT = tokenize_context(RenderedPrompt(TEXT, SPANS), " It is é. So.", loss="margin")
 DOCUMENTS = document_segments(CONTEXT)
 LOSS = CausalLM.margin_loss
 
@@ -60,7 +60,7 @@ def test_documents_are_cut_and_every_token_of_them_is_in_one_part():
 
 def test_a_document_in_two_stretches_is_cut_in_each():
     laid = RenderedPrompt("One two. Three. | Four. Who?", ((0, 8, "a"), (18, 23, "a")))
-    segments = document_segments(context_of(laid, " I"))
+    segments = document_segments(tokenize_context(laid, " I"))
     assert texts(segments) == ["One two.", "Four."]
     assert segments[1].positions.tolist() == [*range(18, 23)]
 
@@ -227,7 +227,7 @@ def test_parts_that_are_not_there_are_refused():
         answer_segments(CONTEXT, None, "word")
     with pytest.raises(Refusal, match="document_parts: got 'pages'"):
         document_segments(CONTEXT, "pages")
-    foil = context_of(RenderedPrompt(TEXT, SPANS), " It", loss="contrast", foil=" No")
+    foil = tokenize_context(RenderedPrompt(TEXT, SPANS), " It", loss="contrast", foil=" No")
     with pytest.raises(Refusal, match="parts: got an answer with a foil"):
         answer_segments(foil)
 
@@ -244,7 +244,7 @@ def test_all_parts_of_a_context_are_those_of_documents_then_others_and_the_rest(
 def test_answers_of_other_lengths_have_one_program(model, method):
     """Answers of 5 and of 9 tokens are padded to 16, as their contexts are to one length."""
     of_five, of_nine = (
-        context_of(RenderedPrompt(TEXT, SPANS), answer, loss="margin")
+        tokenize_context(RenderedPrompt(TEXT, SPANS), answer, loss="margin")
         for answer in (" She.", " It sang.")
     )
 
@@ -263,7 +263,7 @@ def test_a_path_over_a_foil_adds_up_to_what_the_document_gives(model, monkeypatc
     """Each of sixteen gradients counts for its share, also where the whole answer has one loss."""
     monkeypatch.setattr(mask_path, "NODES", 16)
     sharp = jax.tree.map(lambda leaf: 3 * leaf, model)
-    context = context_of(RenderedPrompt(TEXT, SPANS), " It", loss="contrast", foil=" He")
+    context = tokenize_context(RenderedPrompt(TEXT, SPANS), " It", loss="contrast", foil=" He")
     documents = document_segments(context, "documents")
     whole = [whole_answer(context)]
     scores = mask_path.scores(sharp, context, whole, documents, contrast_loss, Run())

@@ -19,13 +19,13 @@ from lim_jax.attribution.method import Run
 from lim_jax.attribution.signed_profile import signed_profile
 from lim_jax.attribution.time_budget import NetworkAndLoss
 from lim_jax.models import CausalLM, LanguageModel
-from lim_jax.prompts.contexts import context_of
+from lim_jax.prompts.contexts import tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
 
 TEXT = "Up.\n\nDn 2.\n\nQuestion: Who?\nAnswer:"
 PLACES = {"document 1": (0, 3), "document 2": (5, 10), "question": (22, 26)}
 SPANS = tuple((*place, name) for name, place in PLACES.items())
-CONTEXT = context_of(RenderedPrompt(TEXT, SPANS), " It", loss="margin")
+CONTEXT = tokenize_context(RenderedPrompt(TEXT, SPANS), " It", loss="margin")
 LENGTH = CONTEXT.length
 HEADS = 2
 DEPTH = 2

@@ -22,7 +22,7 @@ from lim_jax.attribution.segments import answer_segments, context_segments, whol
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.foils import contrast_loss
-from lim_jax.prompts.contexts import context_of
+from lim_jax.prompts.contexts import tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
 
 LOSS = CausalLM.margin_loss
@@ -33,7 +33,7 @@ PROMPTS = [
     ),
     (RenderedPrompt("a=1 b=2 b=", ((0, 3, "first"), (4, 7, "second"))), "2"),
 ]
-CONTEXTS = [context_of(laid, answer, loss="margin") for laid, answer in PROMPTS]
+CONTEXTS = [tokenize_context(laid, answer, loss="margin") for laid, answer in PROMPTS]
 NAMES = [("first", "part"), ("second", "part"), ("third", "part"), ("", "rest")]
 
 
@@ -119,7 +119,7 @@ def test_a_method_of_the_whole_answer_refuses_parts_of_it(model, method):
 
 def losses_of_text(model, text, answer):
     """The losses of an answer's tokens, of a text that was written without a part."""
-    context = context_of(RenderedPrompt(text), answer)
+    context = tokenize_context(RenderedPrompt(text), answer)
     x, y = example(model, context)
     rows = jnp.eye(y.weights.shape[0])
 
@@ -141,7 +141,7 @@ def test_a_part_left_out_is_the_text_without_it_and_what_asks_stays(model):
     # The rest has the place that asks, which stays.
     rest = losses_of_text(model, "a=1b=22c=3=", "17").sum() - whole
     np.testing.assert_allclose(found["", "rest"], rest, rtol=1e-9, atol=1e-12)
-    everywhere = context_of(PROMPTS[0][0], loss="next-token")
+    everywhere = tokenize_context(PROMPTS[0][0], loss="next-token")
     with pytest.raises(ValueError, match="loss: got one that asks at every position"):
         scored(model, everywhere, "leave-one-out", CausalLM.loss)
 
@@ -164,7 +164,7 @@ def test_what_each_token_of_the_answer_loses_without_a_part(model):
 @pytest.mark.slow
 def test_a_contrast_is_left_out_of_the_prompt(model):
     laid = PROMPTS[0][0]
-    context = context_of(laid, "17", loss="contrast", foil="2")
+    context = tokenize_context(laid, "17", loss="contrast", foil="2")
     found = scored(model, context, "leave-one-out", contrast_loss).by_name()
 
     @eqx.filter_jit
@@ -172,7 +172,7 @@ def test_a_contrast_is_left_out_of_the_prompt(model):
         return contrast_loss(model, model.embed(ids), y)
 
     def odds(text):
-        one = context_of(RenderedPrompt(text), "17", loss="contrast", foil="2")
+        one = tokenize_context(RenderedPrompt(text), "17", loss="contrast", foil="2")
         assert one.contrast is not None
         return loss(model, *jax.device_put((one.window[:-1], one.contrast)))
 
@@ -288,7 +288,7 @@ def test_of_an_answer_that_nothing_moves_no_token_has_influence(model):
 
 
 def test_influence_is_that_of_the_contrast_where_one_is_asked(model):
-    context = context_of(PROMPTS[0][0], "17", loss="contrast", foil="2")
+    context = tokenize_context(PROMPTS[0][0], "17", loss="contrast", foil="2")
     found = np.asarray(scored(model, context, "influence", contrast_loss).tokens)
 
     @eqx.filter_jit

@@ -8,14 +8,14 @@ from lim_jax.attribution.orders import average_orders, shuffled_shares
 from lim_jax.attribution.parts import (
     context_names,
     is_document,
+    iterate_parts,
     mean_shares,
     measured_contexts,
-    parts_of,
     shares_by_context,
 )
 from lim_jax.attribution.segments import document_numbers, document_segments
 from lim_jax.attribution.token_text import group_tokens, in_text, most_in_words, sum_by_text
-from lim_jax.prompts.contexts import Context, Span, context_of
+from lim_jax.prompts.contexts import Context, Span, tokenize_context
 from lim_jax.prompts.document_orders import ShuffledContexts
 from lim_jax.prompts.documents import RenderedPrompt
 
@@ -48,8 +48,8 @@ def test_the_rest_stands_last_also_behind_parts_of_later_contexts():
 
 
 def test_a_context_without_names_has_no_rest():
-    assert list(parts_of(context("ab"))) == []
-    (part,) = parts_of(context("ab", all=[0, 1]))
+    assert list(iterate_parts(context("ab"))) == []
+    (part,) = iterate_parts(context("ab", all=[0, 1]))
     assert part[0] == ("all", "part")
 
 
@@ -154,7 +154,7 @@ def test_documents_of_one_name_and_other_texts_are_not_the_same():
 def segments(text, *spans, parts="sentences"):
     """Places and texts of the parts of one document, whose ends are in characters."""
     laid = RenderedPrompt(text, tuple((*span, "a") for span in spans))
-    found = document_segments(context_of(laid, " I"), parts)
+    found = document_segments(tokenize_context(laid, " I"), parts)
     return [(part.text, part.positions.tolist()) for part in found]
 
 
@@ -173,7 +173,7 @@ def test_a_sentence_may_begin_with_a_character_of_many_bytes():
 
 def test_tokens_of_a_document_that_make_no_character_are_of_its_last_part():
     """As where a document's last character ends in a token behind it."""
-    cut = context_of(RenderedPrompt("Up. Né", ((0, 6, "a"),)), " I")
+    cut = tokenize_context(RenderedPrompt("Up. Né", ((0, 6, "a"),)), " I")
     short = cut._replace(spans=(Span("a", np.arange(6)),))
     assert [part.positions.tolist() for part in document_segments(short)] == [[0, 1, 2, 3], [4, 5]]
 
@@ -187,7 +187,7 @@ def test_a_document_in_two_stretches_has_parts_in_each():
 
 
 def numbers(text, *spans):
-    return document_numbers(context_of(RenderedPrompt(text, spans), " I")).tolist()
+    return document_numbers(tokenize_context(RenderedPrompt(text, spans), " I")).tolist()
 
 
 def test_only_a_document_that_begins_the_context_has_a_first_token_of_its_own():

@@ -36,7 +36,7 @@ from lim_jax.attribution.parts import measured_contexts, shares_by_context
 from lim_jax.attribution.profile_run import measure, require_fitting
 from lim_jax.attribution.segments import Segment
 from lim_jax.density.statistics import Influence
-from lim_jax.prompts.contexts import Context, Span, context_of
+from lim_jax.prompts.contexts import Context, Span, tokenize_context
 from lim_jax.prompts.document_orders import ShuffledContexts
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.weights import FetchedLayers, LayerSource
@@ -290,7 +290,7 @@ def test_scores_of_parts_are_kept_context_by_context(tmp_path):
         RenderedPrompt("a b ", ((0, 1, "a"), (2, 3, "b"))),
         RenderedPrompt("c ", ((0, 1, "c"),)),
     ]
-    contexts = [context_of(one, "x", loss="margin") for one in laid]
+    contexts = [tokenize_context(one, "x", loss="margin") for one in laid]
     ask = partial(score_contexts, network, contexts, "margin", "leave-one-out", Run(tmp_path))
     first = ask().scores
     again = ask().scores

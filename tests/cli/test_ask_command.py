@@ -26,7 +26,7 @@ from lim_jax.attribution.segments import context_segments, whole_answer
 from lim_jax.attribution.without_parts import without_parts
 from lim_jax.cli import answers, ask_command, profile_command
 from lim_jax.cli.commands import main
-from lim_jax.prompts import context_of, own_answers, self_answered, unanswered
+from lim_jax.prompts import generate_answers, own_answers, tokenize_context, tokenize_prompt
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.report import answer_page
 
@@ -378,8 +378,8 @@ def test_a_model_that_has_a_chat_template_is_asked_by_it(
 
 
 def test_the_answers_of_the_models_own_are_shown(folder):
-    prompts = [unanswered(RenderedPrompt("abc")) for _ in range(6)]
-    contexts = [one.answered(np.array([1, 2])) for one in prompts]
+    prompts = [tokenize_prompt(RenderedPrompt("abc")) for _ in range(6)]
+    contexts = [one.with_answer(np.array([1, 2])) for one in prompts]
     read = [*prompts[:2], contexts[2], *prompts[3:]]
     model = models.LanguageModel.open(folder)
     shown = answers.own_answer_lines(read, contexts, model)
@@ -397,21 +397,24 @@ def test_an_answer_is_cut_where_no_id_ends_it(folder, monkeypatch):
     )
     model = models.LanguageModel(models.load(folder), end_ids=(9,))
     for most, cut in ((3, False), (2, True)):
-        (found,) = self_answered([unanswered(RenderedPrompt("abc"))], model, tokens=most)
+        (found,) = generate_answers([tokenize_prompt(RenderedPrompt("abc"))], model, tokens=most)
         assert found.window.tolist() == [*b"abc", 1, 2] and found.cut is cut
 
 
 def test_what_to_know_of_answers_is_said(chatting):
     """Of those that were cut, and of a chat template that was not used; not of texts."""
-    prompts = unanswered(RenderedPrompt("abc")), unanswered(RenderedPrompt("abc", marked=True))
-    plain, chat = (one.answered(np.array([1, 2])) for one in prompts)
-    text = context_of(RenderedPrompt("abc"), loss="next-token")
+    prompts = (
+        tokenize_prompt(RenderedPrompt("abc")),
+        tokenize_prompt(RenderedPrompt("abc", marked=True)),
+    )
+    plain, chat = (one.with_answer(np.array([1, 2])) for one in prompts)
+    text = tokenize_context(RenderedPrompt("abc"), loss="next-token")
     model = models.LanguageModel.open(chatting)
     silent = model._replace(chat_template=None)
     assert answers.answer_notes([plain, chat, text], silent) == []
     shown = answers.own_answer_lines(prompts, [plain._replace(cut=True), chat], silent)
     assert shown[0].endswith("“b c...”") and shown[1].endswith("“b c”")
-    stopped = prompts[0].answered(np.array([*b" So."]), None)._replace(cut=True)
+    stopped = prompts[0].with_answer(np.array([*b" So."]), None)._replace(cut=True)
     said, _ = answers.own_answer_lines(prompts[:1], [stopped], silent._replace(tokenizer=None))
     assert said.endswith("“So...”"), "three dots"
     assert shown[2:] == ["Cut after the most tokens that an answer may have (...): 1 of 2."]

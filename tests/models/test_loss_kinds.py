@@ -15,7 +15,7 @@ from lim_jax.attribution.profile_run import accounts_of_contexts, measure
 from lim_jax.models import CausalLM, Targets
 from lim_jax.models.causal import LossOfLogits
 from lim_jax.models.loss_kinds import LOSSES, LossKind, LossName, loss_kind
-from lim_jax.prompts import context_of
+from lim_jax.prompts import tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
 
 PROMPT = "one of"
@@ -26,7 +26,7 @@ PLACES = np.arange(len(PROMPT) - 1, len(PROMPT + ANSWER) - 1)  # which have the 
 
 def asked(name):
     foil = FOIL if LOSSES[name].needs_foil else ""
-    return context_of(RenderedPrompt(PROMPT), ANSWER, loss=name, foil=foil)
+    return tokenize_context(RenderedPrompt(PROMPT), ANSWER, loss=name, foil=foil)
 
 
 def margin(row, answer):

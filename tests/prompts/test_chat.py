@@ -31,10 +31,10 @@ from lim_jax.models import LanguageModel, byte_model
 from lim_jax.prompts import (
     Document,
     chat_prompt,
-    context_of,
+    generate_answers,
     own_answers,
-    self_answered,
-    unanswered,
+    tokenize_context,
+    tokenize_prompt,
 )
 from lim_jax.prompts.chat import turn_ends
 from lim_jax.prompts.documents import RenderedPrompt
@@ -105,7 +105,7 @@ def test_what_an_assistant_began_is_gone_on_with(source, end, said):
     laid = chat_prompt(BEGUN, ChatTemplate(source, MARKS), DOCUMENTS[:1])
     assert laid.text.endswith(end)
     assert parts(laid)[-1] == ("assistant 2", said) and laid.spans[-1][1] == len(laid.text)
-    found = context_of(laid, "Mira")
+    found = tokenize_context(laid, "Mira")
     assert bytes(found.window.tolist()).decode() == laid.text + "Mira"
 
 
@@ -288,8 +288,8 @@ def test_an_answer_in_a_chat_ends_at_the_turns_end_too(monkeypatch):
     template = ChatTemplate(CHATML, {})
     model = LanguageModel(network, tokenizer, template, (endoftext,))
     chat = chat_prompt([USER], template)
-    prompts = [unanswered(laid, tokenizer) for laid in (chat, RenderedPrompt("a"))]
-    in_chat, plain = self_answered(prompts, model)
+    prompts = [tokenize_prompt(laid, tokenizer) for laid in (chat, RenderedPrompt("a"))]
+    in_chat, plain = generate_answers(prompts, model)
     assert asked == [(endoftext, im_end), (endoftext,)]
     assert (in_chat.cut, plain.cut) == (False, True)
     assert im_end not in in_chat.window[-2:] and plain.window[-1] == im_end

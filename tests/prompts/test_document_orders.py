@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lim_jax.prompts import Document, Line, cyclic_orders, named_documents, shuffled
+from lim_jax.prompts import Document, Line, cyclic_orders, named_documents, shuffle_documents
 from lim_jax.prompts.contexts import Span
 
 DOCUMENTS = named_documents(
@@ -15,7 +15,7 @@ SHOWN = ["One\nWrens sing.", "Rowans grow.", "Two\nIt rains."]
 
 
 def test_every_context_has_the_documents_at_the_places_of_its_order():
-    found = shuffled(LINE, ORDERS, None, "answer", 99)
+    found = shuffle_documents(LINE, ORDERS, None, "answer", 99)
     assert found.names == ("One", "document 2", "Two")
     np.testing.assert_array_equal(found.orders, ORDERS)
     for order, context in zip(ORDERS, found.contexts, strict=True):
@@ -28,7 +28,7 @@ def test_every_context_has_the_documents_at_the_places_of_its_order():
 
 
 def test_shares_are_those_of_the_document_at_each_place():
-    found = shuffled(LINE, ORDERS, None, "answer", 99)
+    found = shuffle_documents(LINE, ORDERS, None, "answer", 99)
     generator = np.random.default_rng(0)
     energies = [generator.random(context.length) for context in found.contexts]
     shares = found.shares(energies)
@@ -45,7 +45,7 @@ def test_shares_are_those_of_the_document_at_each_place():
 
 def test_a_title_and_a_text_that_stand_apart_are_one_document():
     """As in chats whose template has a place for each."""
-    found = shuffled(LINE, ORDERS, None, "answer", 99)
+    found = shuffle_documents(LINE, ORDERS, None, "answer", 99)
 
     def apart(context):
         halves = [
@@ -71,7 +71,7 @@ def test_a_title_and_a_text_that_stand_apart_are_one_document():
 )
 def test_lines_that_have_not_these_documents_are_refused(line, message):
     with pytest.raises(ValueError, match=message):
-        shuffled(line, ORDERS, None, "answer", 99)
+        shuffle_documents(line, ORDERS, None, "answer", 99)
 
 
 def test_a_document_that_is_not_laid_out_is_missed(monkeypatch):
@@ -81,7 +81,7 @@ def test_a_document_that_is_not_laid_out_is_missed(monkeypatch):
         Line, "prompt", property(lambda line: laid(line)._replace(spans=laid(line).spans[1:]))
     )
     with pytest.raises(ValueError, match=r"here: got a context without \['Two'\], expected all"):
-        shuffled(LINE, ORDERS, None, "answer", 99)
+        shuffle_documents(LINE, ORDERS, None, "answer", 99)
 
 
 @pytest.mark.parametrize("documents, orders", [(1, 2), (3, 1), (3, 2.5), (3, True)])
@@ -114,4 +114,4 @@ def test_seeds_are_whole_numbers(seed):
 @pytest.mark.usefixtures("as_users_run")
 def test_orders_are_permutations(orders, message):
     with pytest.raises(ValueError, match=message):
-        shuffled(LINE, orders, None, "answer", 99)
+        shuffle_documents(LINE, orders, None, "answer", 99)

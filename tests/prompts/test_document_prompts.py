@@ -2,7 +2,7 @@
 
 import pytest
 
-from lim_jax.prompts import Document, context_of, document_prompt, named_documents
+from lim_jax.prompts import Document, document_prompt, named_documents, tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
 
 
@@ -81,6 +81,6 @@ def test_empty_questions_and_spans_outside_the_text_are_refused():
     with pytest.raises(ValueError, match="question: got ' ', expected a text that is not"):
         document_prompt([Document("a", "b")], " ")
     with pytest.raises(ValueError, match="context: got the span .*<= 3"):
-        context_of(RenderedPrompt("ab", ((0, 4, "a"),)), "c")
+        tokenize_context(RenderedPrompt("ab", ((0, 4, "a"),)), "c")
     with pytest.raises(ValueError, match="loss: got .all., expected .next-token."):
-        context_of(RenderedPrompt("ab"), "c", loss="all")  # pyright: ignore
+        tokenize_context(RenderedPrompt("ab"), "c", loss="all")  # pyright: ignore

@@ -20,7 +20,7 @@ from lim_jax import _checks
 from lim_jax.attribution.questions import question_line
 from lim_jax.checkpoints.text import ChatTemplate, read_tokenizer
 from lim_jax.models import LanguageModel, byte_model
-from lim_jax.prompts import Document, context_of, prompt_files, unanswered
+from lim_jax.prompts import Document, prompt_files, tokenize_context, tokenize_prompt
 from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.prompts.prompt_files import read_documents, read_prompts
@@ -279,7 +279,7 @@ def test_documents_are_parts_of_the_context_and_the_answer_follows(tmp_path):
     }
     # Without an answer the prompt alone comes back, to be answered.
     assert isinstance(second, PromptOnly) and second.length == 11
-    found = second.answered(np.array([3, 5]), model.tokenizer, "margin")
+    found = second.with_answer(np.array([3, 5]), model.tokenizer, "margin")
     assert [WORDS[number] for number in found.window[-3:]] == [":", "red", "blue"]
     np.testing.assert_allclose(found.weights, [*[0] * 10, 0.5, 0.5])
     assert found.tokens[-2:] == (":", "red") and found.length == 12
@@ -293,7 +293,7 @@ def test_documents_are_parts_of_the_context_and_the_answer_follows(tmp_path):
 
 def test_an_answer_of_no_ids_is_none():
     with pytest.raises(ValueError, match="answer: got no ids, expected at least one.*ended at"):
-        unanswered(RenderedPrompt("abc")).answered(np.zeros(0, int))
+        tokenize_prompt(RenderedPrompt("abc")).with_answer(np.zeros(0, int))
 
 
 def test_marks_of_an_end_do_not_stand_before_an_answer(tmp_path):
@@ -301,9 +301,12 @@ def test_marks_of_an_end_do_not_stand_before_an_answer(tmp_path):
     made.post_processor = TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
         single="<s> $A <s>", special_tokens=[("<s>", 0)]
     )
-    assert unanswered(RenderedPrompt("red sky"), made).encoded.ids.tolist() == [0, 3, 6]
-    assert unanswered(RenderedPrompt("red sky", marked=True), made).encoded.ids.tolist() == [3, 6]
-    found = context_of(RenderedPrompt("red sky", marked=True), " is", made)
+    assert tokenize_prompt(RenderedPrompt("red sky"), made).encoded.ids.tolist() == [0, 3, 6]
+    assert tokenize_prompt(RenderedPrompt("red sky", marked=True), made).encoded.ids.tolist() == [
+        3,
+        6,
+    ]
+    found = tokenize_context(RenderedPrompt("red sky", marked=True), " is", made)
     assert found.window.tolist() == [3, 6, 4] and found.tokens == ("red", " sky")
 
 
@@ -467,22 +470,24 @@ def test_a_foil_that_no_loss_reads_is_refused(tmp_path, letters):
     with pytest.raises(ValueError, match=f"line 1, foil: {message}"):
         read_prompts(asked, letters, "answer", 9)
     with pytest.raises(ValueError, match="foil: got the foil '5', expected none"):
-        unanswered(RenderedPrompt("2+2="), foil="5").answered(np.array([52]))
+        tokenize_prompt(RenderedPrompt("2+2="), foil="5").with_answer(np.array([52]))
 
 
 def test_a_foil_that_cuts_the_prompt_elsewhere_is_refused():
     made = marked(["<s>", "a", "ab", "abc", "d"])
     laid = RenderedPrompt("d ab", ((0, 1, "first"),))
-    found = context_of(laid, " a", made, loss="contrast", foil=" d")
+    found = tokenize_context(laid, " a", made, loss="contrast", foil=" d")
     assert found.window.tolist() == [0, 4, 2, 1] and found.spans[0].positions.tolist() == [1]
     with pytest.raises(ValueError, match="a prompt whose last token differs before the answer"):
-        context_of(laid, "c", made, loss="contrast", foil=" d")
+        tokenize_context(laid, "c", made, loss="contrast", foil=" d")
     with pytest.raises(ValueError, match="foil: got the answer's own ids"):
-        context_of(laid, " d", made, loss="contrast", foil=" d")
+        tokenize_context(laid, " d", made, loss="contrast", foil=" d")
 
 
 def test_a_models_own_answer_beside_a_foil():
-    found = unanswered(RenderedPrompt("2+2="), foil="5").answered(np.array([52]), loss="contrast")
+    found = tokenize_prompt(RenderedPrompt("2+2="), foil="5").with_answer(
+        np.array([52]), loss="contrast"
+    )
     assert bytes(found.window.tolist()) == b"2+2=4" and found.weights.tolist() == [0, 0, 0, 1]
     assert found.contrast is not None
     assert bytes(found.contrast.answer.tolist() + found.contrast.foil.tolist()) == b"45"

@@ -8,7 +8,7 @@ from reference.pages import Read
 
 from lim_jax.attribution.method import scores_by_token
 from lim_jax.attribution.segments import answer_segments, document_segments
-from lim_jax.prompts import Document, context_of, document_prompt
+from lim_jax.prompts import Document, document_prompt, tokenize_context
 from lim_jax.report.page import write_comparison, write_page
 from lim_jax.report.sources import sources_page
 
@@ -24,7 +24,7 @@ NAME = "تقرير"
 def answer(cut=False):
     """The page of an answer, where titles have the largest scores of all."""
     laid = document_prompt(DOCUMENTS, "متى؟")
-    context = context_of(laid, " نعم. يوم الجمعة.", loss="margin")._replace(cut=cut)
+    context = tokenize_context(laid, " نعم. يوم الجمعة.", loss="margin")._replace(cut=cut)
     parts = answer_segments(context)
     drawn = np.random.default_rng(0).normal(size=(len(parts), context.length))
     for span in context.spans[:3]:
@@ -53,7 +53,7 @@ def test_a_title_stands_once_and_is_no_sentence_of_its_document():
         assert article["inner"].count(document.title) == 1 + document.text.count(document.title)
     headings = [" ".join(one["inner"].split()) for one in page.all("h3")]
     assert headings == ["السوق", "The harbour (document 2)", "The harbour (document 3)"]
-    segments = document_segments(context_of(document_prompt(DOCUMENTS, "Who?"), " I"))
+    segments = document_segments(tokenize_context(document_prompt(DOCUMENTS, "Who?"), " I"))
     assert [one.text for one in segments if one.is_title] == [
         f"{document.title}\n" for document in DOCUMENTS
     ]

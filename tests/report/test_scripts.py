@@ -9,7 +9,7 @@ from reference.scripts import ANSWER, DOCUMENTS, QUESTION, TEXTS, TOKENIZERS
 
 from lim_jax.attribution.method import scores_by_token
 from lim_jax.attribution.segments import DocumentParts, answer_segments, document_segments
-from lim_jax.prompts import context_of, document_prompt, named_documents
+from lim_jax.prompts import document_prompt, named_documents, tokenize_context
 from lim_jax.prompts.sentence_spans import sentences
 from lim_jax.report.sources import sources_page
 
@@ -23,7 +23,7 @@ def asked(request):
     """The name of a tokenizer, and an answer with its documents as it reads them."""
     tokenizer = TOKENIZERS[request.param]()
     laid = document_prompt(DOCUMENTS, QUESTION)
-    context = context_of(laid, f" {ANSWER}", tokenizer, loss="margin")
+    context = tokenize_context(laid, f" {ANSWER}", tokenizer, loss="margin")
     return request.param, context, tokenizer
 
 

@@ -8,7 +8,7 @@ from reference.sources import CONTEXT, SCRIPT, made_scores, written
 
 from lim_jax.attribution.method import scores_by_token
 from lim_jax.attribution.segments import answer_segments
-from lim_jax.prompts.contexts import context_of
+from lim_jax.prompts.contexts import tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.report.sources import sources_page
 
@@ -49,7 +49,7 @@ def test_four_thousand_tokens_by_fifty_are_below_two_megabytes():
     documents = tuple(f"Sentence {number} of a document." for number in range(150))
     text = " ".join(documents)
     laid = RenderedPrompt(text, ((0, len(text), "long"),))
-    context = context_of(laid, " " + "a" * 49, loss="margin")
+    context = tokenize_context(laid, " " + "a" * 49, loss="margin")
     answer = answer_segments(context, None, "token")
     assert context.length > 4000 and len(answer) == 50
     drawn = np.random.default_rng(0).normal(size=(50, context.length))
