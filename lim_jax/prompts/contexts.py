@@ -69,9 +69,9 @@ class Context(NamedTuple):
         """What tokens show of each named part, by their positions and in order."""
         by_name: dict[str, dict[int, str]] = {}
         for name, positions, texts in self.spans:
-            shown = texts or [self.tokens[position] for position in positions.tolist()]
+            token_texts = texts or [self.tokens[position] for position in positions.tolist()]
             part_texts = by_name.setdefault(name, {})
-            for position, text in zip(positions.tolist(), shown, strict=True):
+            for position, text in zip(positions.tolist(), token_texts, strict=True):
                 part_texts.setdefault(position, text)
         return {name: dict(sorted(part_texts.items())) for name, part_texts in by_name.items()}
 
@@ -301,11 +301,11 @@ def _context(
         expected="at least two",
         cure="Pass a longer text: the last token is only a target.",
     )
-    answered = encoded.within(len(prompt.text), end)
+    in_answer = encoded.within(len(prompt.text), end)
     require(
-        not kind.needs_answer or bool(answered.any() and not answered[0]),
+        not kind.needs_answer or bool(in_answer.any() and not in_answer[0]),
         where,
-        got=f"an answer of {answered.sum()} tokens after the prompt {prompt.text[-40:]!r}",
+        got=f"an answer of {in_answer.sum()} tokens after the prompt {prompt.text[-40:]!r}",
         expected="a prompt and an answer of some tokens each",
         cure=(
             "Give the prompt and the answer text of their own, or take the loss next-token, which "
@@ -313,19 +313,19 @@ def _context(
         ),
     )
     spans = _spans(prompt.spans, encoded, end, where, length)
-    return Context(encoded.ids, kind.weights(answered[1:]), encoded.tokens[:length], spans)
+    return Context(encoded.ids, kind.weights(in_answer[1:]), encoded.tokens[:length], spans)
 
 
 def _spans(
     spans: Sequence[tuple[int, int, str]], encoded: EncodedText, most: int, where: str, length: int
 ) -> tuple[Span, ...]:
     """Return each span with those of the first `length` tokens that belong to its characters."""
-    shown = [
+    token_texts = [
         token if last >= 0 else ""
         for token, last in zip(encoded.tokens, encoded.last.tolist(), strict=True)
     ]
-    text = "".join(shown)
-    ends = np.cumsum([len(token) for token in shown])
+    text = "".join(token_texts)
+    ends = np.cumsum([len(token) for token in token_texts])
     named_spans = []
     for span in spans:
         parts: Any = list(span) if isinstance(span, Sequence) else [span]
@@ -341,7 +341,7 @@ def _spans(
         # A part may go on in the answer, of which the last token is a target only.
         stop = min(end, int(ends[length - 1]))
         pieces = cut_text(
-            text, (start, stop), [(shown[at], int(ends[at])) for at in positions.tolist()]
+            text, (start, stop), [(token_texts[at], int(ends[at])) for at in positions.tolist()]
         )
         named_spans.append(Span(in_one_line(name), positions, pieces))
     return tuple(named_spans)
@@ -404,15 +404,17 @@ def _encode(prompt: RenderedPrompt, after: str, tokenizer: Any, where: str) -> E
     ]
     # Some publishers do not call "<User>" special: it is one of control where a template writes it.
     written = {control.id for control in ours if NAMED.fullmatch(control.token.content)}
-    known = {n: token for n, token in added.items() if token.special or n in written}
-    controls = [control for control in controls if control.id in known]
-    ours = [control for control in ours if control.id in known]
+    control_tokens = {n: token for n, token in added.items() if token.special or n in written}
+    controls = [control for control in controls if control.id in control_tokens]
+    ours = [control for control in ours if control.id in control_tokens]
     if len(ours) == len(controls):
         return encoded
     encoded = encode_text(text, _read_as_text(tokenizer, text, ours), marks=marks)
     starts = {control.start for control in ours}
     left = [
-        control for control in _find_controls(text, encoded, known) if control.start not in starts
+        control
+        for control in _find_controls(text, encoded, control_tokens)
+        if control.start not in starts
     ]
     require(
         not left,

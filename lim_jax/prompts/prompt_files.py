@@ -320,22 +320,22 @@ def _line(entry: Any, where: str, foil: str) -> Line:
     """Return the line that an entry of a file describes; raise ValueError if it describes none."""
     keys = set(entry) if isinstance(entry, dict) else set()
     kinds = [kind for kind in KINDS if keys >= set(kind)]
-    shown = (", ".join(f'"{name}": ...' for name in (*kind, *KINDS[kind][:1])) for kind in KINDS)
+    forms = (", ".join(f'"{name}": ...' for name in (*kind, *KINDS[kind][:1])) for kind in KINDS)
     require(
         len(kinds) == 1,
         where,
         got=_shown(entry),
-        expected="one of " + " or ".join(f"{{{kind}}}" for kind in shown),
+        expected="one of " + " or ".join(f"{{{kind}}}" for kind in forms),
         cure=CURE,
     )
     (kind,) = kinds
-    known = (*kind, *KINDS[kind], "id")
-    others = ", ".join(f'"{key}"' for key in entry if key not in known)
+    names = (*kind, *KINDS[kind], "id")
+    others = ", ".join(f'"{key}"' for key in entry if key not in names)
     require(
         not others,
         where,
         got=f"the entry {others}",
-        expected=f"some of {', '.join(known)}",
+        expected=f"some of {', '.join(names)}",
         cure="Leave it out, or spell it as one of these: what is not read is refused.",
     )
     for name in keys & set(TEXTS):

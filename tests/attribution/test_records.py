@@ -223,7 +223,7 @@ NETWORK = byte_network(5)
 ENERGY = {5: np.arange(1.0, 6), 3: np.array([2.0, 1, 1])}
 
 
-def measured(monkeypatch, shown=0, network=NETWORK, contexts=CONTEXTS, **options):
+def measured(monkeypatch, contexts_on_page=0, network=NETWORK, contexts=CONTEXTS, **options):
     """What is measured of contexts whose energies are known, and of how many these were asked."""
     asked = []
 
@@ -236,13 +236,13 @@ def measured(monkeypatch, shown=0, network=NETWORK, contexts=CONTEXTS, **options
 
     monkeypatch.setattr(profile_run.models, "energies_of_ids", energies_of_ids)
     monkeypatch.setattr(profile_run, "accounts_of_contexts", accounts_of_contexts)
-    return measure(network, contexts, "answer", shown=shown, **options), asked
+    return measure(network, contexts, "answer", contexts_on_page=contexts_on_page, **options), asked
 
 
-@pytest.mark.parametrize("shown, asked", [(0, [2]), (1, [1]), (2, [])])
-def test_contexts_of_a_page_are_not_measured_twice(monkeypatch, shown, asked):
-    result, counts = measured(monkeypatch, shown)
-    assert counts == asked and len(result.accounts) == shown
+@pytest.mark.parametrize("contexts_on_page, asked", [(0, [2]), (1, [1]), (2, [])])
+def test_contexts_of_a_page_are_not_measured_twice(monkeypatch, contexts_on_page, asked):
+    result, counts = measured(monkeypatch, contexts_on_page)
+    assert counts == asked and len(result.accounts) == contexts_on_page
     for energy, length in zip(result.energies, (5, 3), strict=True):
         np.testing.assert_array_equal(energy, ENERGY[length])
     assert result.shuffled is None

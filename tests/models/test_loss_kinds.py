@@ -121,9 +121,9 @@ def test_a_loss_of_no_name_or_of_two_passes_is_refused():
     context = asked("margin")
     with pytest.raises(ValueError, match=r'loss: got .margins., expected "next-token" or'):
         loss_kind("margins")
-    for shown in (0, 1):
+    for on_page in (0, 1):
         with pytest.raises(ValueError, match="loss: got .margins."):
-            measure(model, [context], "margins", shown=shown)  # pyright: ignore
+            measure(model, [context], "margins", contexts_on_page=on_page)  # pyright: ignore
     with pytest.raises(
         ValueError, match="loss: got function, expected an instance of .*LossOfLogits"
     ):
