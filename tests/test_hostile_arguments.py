@@ -151,7 +151,7 @@ def test_nan_and_infinity_are_refused_or_stay_visible(name):
         f"{kind} for {argument}"
         for argument in CALLS[name].right
         for kind, value in CALLS[name].poisoned(argument).items()
-        if (found := outcome(name, **{argument: value})) is not None and finite(found)
+        if (numbers := outcome(name, **{argument: value})) is not None and finite(numbers)
     ]
     assert vanished == []
 
@@ -171,10 +171,10 @@ COUNTS = [
 def test_a_count_is_known_before_tracing(name, argument):
     """An integer of NumPy is as good as Python's, or refused; a traced one is refused."""
     right = CALLS[name].right[argument]
-    found = outcome(name, **{argument: np.int32(right)})
-    if found is not None:
+    numbers = outcome(name, **{argument: np.int32(right)})
+    if numbers is not None:
         expected = outcome(name)
-        assert all(map(np.array_equal, found, expected)) and len(found) == len(expected)
+        assert all(map(np.array_equal, numbers, expected)) and len(numbers) == len(expected)
     with pytest.raises(ValueError, match="known before tracing|whole number"):
         jax.jit(lambda count: jax.tree.leaves(called(name, **{argument: count}))[:0])(right)
 
@@ -201,7 +201,7 @@ PLACES = [
 def test_anything_else_gives_numbers_or_is_refused(place, hostile):
     """Finite where it is finite itself, and well inside the range of its precision."""
     name, argument = place
-    found = outcome(name, **{argument: hostile})
+    numbers = outcome(name, **{argument: hostile})
     moderate = isinstance(hostile, float | int) and abs(hostile) < 100
-    if found is not None and moderate:
-        assert finite(found), f"{hostile} for {argument} gives {found}"
+    if numbers is not None and moderate:
+        assert finite(numbers), f"{hostile} for {argument} gives {numbers}"

@@ -83,8 +83,8 @@ def test_cone_mass_of_large_states():
     squares = np.linalg.norm(blocks, 2, axis=(2, 3)) ** 2, (blocks**2).sum(axis=(2, 3))
     operator, frobenius = ((cone * square).sum(axis=0) for square in squares)
     np.testing.assert_allclose(exact(cone_mass(half, x, grid)), operator, rtol=5e-3)
-    found = exact(cone_mass(half, x, grid, "frobenius"))
-    np.testing.assert_allclose(found, frobenius, rtol=5e-3)
+    mass = exact(cone_mass(half, x, grid, "frobenius"))
+    np.testing.assert_allclose(mass, frobenius, rtol=5e-3)
     own = cone_mass(lambda x, context, grid: half(x, context, grid), x, grid, "frobenius")
     assert own.dtype == jnp.float32
     np.testing.assert_allclose(exact(own), frobenius, rtol=2e-2)

@@ -140,8 +140,8 @@ def test_the_readmes_first_screen_says_where_an_answer_comes_from(
     answer = "The observatory was founded by the astronomer Mira Castellan in 1931."
     for text in (printed, " ".join(shown.split())):
         assert f"The answer “{answer}” comes from “observatory” most of all" in text
-    found = json.loads((out / "answer.json").read_text())
-    assert found["answer"] == answer and not found["cut"]
+    document = json.loads((out / "answer.json").read_text())
+    assert document["answer"] == answer and not document["cut"]
     # The first row of the table, whose digits are of these very weights.
     row = r"“observatory” +(\S+) +(\S+) +20"
     ((score, share),), ((expected, of),) = (re.findall(row, text) for text in (printed, shown))
@@ -164,5 +164,5 @@ def test_documents_of_every_script_are_cut_whole(tokenizer):
         title = f"{document.title}\n" * bool(document.title)
         cut = sentences(document.text)
         said = [title, *(document.text[start:end] for start, end in cut)]
-        own = [one.text for one in segments if one.within == name]
+        own = [segment.text for segment in segments if segment.within == name]
         assert own == [part for part in said if part] and "".join(own) == text

@@ -83,8 +83,8 @@ def test_imports_run_one_way_and_none_stands_inside_a_function(file):
     whole = ROOMS.keys() - {module.partition(".")[0] for module in ORDER[at:]}
     assert package_imports(tree) <= {*ORDER[:at], *whole}
     nodes = list(ast.walk(tree))
-    functions = [one for one in nodes if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
-    lines = [one.lineno for one in nodes if isinstance(one, ast.Import | ast.ImportFrom)]
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lines = [node.lineno for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     inside = [n for n in lines if any(f.lineno <= n <= (f.end_lineno or n) for f in functions)]
     assert inside == []
 

@@ -74,10 +74,12 @@ def test_the_page_of_faithfulness_says_what_its_results_say():
 
 
 def test_the_page_on_recurrent_layers_has_the_table_of_the_hybrid_and_its_twin():
-    found = json.loads((FOLDER / "hybrids.json").read_text(encoding="utf-8"))
+    document = json.loads((FOLDER / "hybrids.json").read_text(encoding="utf-8"))
     page = (FOLDER.parent / "extending.md").read_text(encoding="utf-8")
-    assert f"\n\n{hybrid_table(found)}\n\n" in page
-    assert {np.shape(each["accuracy"]) for each in found.values()} == {(SEEDS, TWIN.task.records)}
+    assert f"\n\n{hybrid_table(document)}\n\n" in page
+    assert {np.shape(each["accuracy"]) for each in document.values()} == {
+        (SEEDS, TWIN.task.records)
+    }
 
 
 @pytest.mark.slow

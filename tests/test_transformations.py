@@ -72,10 +72,10 @@ def adjoint(params, x):
 def ledger(params, x):
     """The local channel and the joint cone."""
     flow, readout = params
-    found = lim.adjoint.channels(flow, read_loss(readout), (x[0], Y[0]), GRID)
-    sites = attention_sites(flow, found.states, found.covectors, GRID)
+    by_channel = lim.adjoint.channels(flow, read_loss(readout), (x[0], Y[0]), GRID)
+    sites = attention_sites(flow, by_channel.states, by_channel.covectors, GRID)
     joint = lim.adjoint.joint_cone(jax.tree.map(lambda leaf: leaf[None], sites), GRID)
-    return jnp.sum(found.local**2), joint.energy @ PROFILE
+    return jnp.sum(by_channel.local**2), joint.energy @ PROFILE
 
 
 def hops(params, x):
@@ -89,8 +89,8 @@ def masked(params, x):
     """The mask gradient at log weights that are the input's."""
     flow, readout = params
     grid = GRID.weighted(x[0, :, 0], jnp.arange(LENGTH) // 2)
-    found = lim.adjoint.mask_gradient(flow, read_loss(readout), (x[0], Y[0]), grid)
-    return PROFILE @ found.total, jnp.sum(found.by_head**2)
+    gradient = lim.adjoint.mask_gradient(flow, read_loss(readout), (x[0], Y[0]), grid)
+    return PROFILE @ gradient.total, jnp.sum(gradient.by_head**2)
 
 
 def one_loss(params, x):

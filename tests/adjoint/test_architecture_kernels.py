@@ -55,7 +55,7 @@ def linearised(field, x, covector, grid, norms):
         return jnp.einsum("iab,ijbc->ijac", slopes, blocks)
 
     heads = attention.output.shape[0]
-    found = {
+    derivatives = {
         "kernel": formed_blocks(attention, x, grid),
         "local": tangent.local_blocks(field, x, grid),
         "heads": stages.pull_back_heads(attention, x, covector, grid),
@@ -64,7 +64,7 @@ def linearised(field, x, covector, grid, norms):
         "whole": jacobian_blocks(lambda x: field(x, x, grid), x),
         "heads": jax.lax.map(alone, attention.output[None] * np.eye(heads)[..., None, None]),
     }
-    return found, dense
+    return derivatives, dense
 
 
 def density_weights(grid):
@@ -117,11 +117,11 @@ def test_the_ledger_sums_to_the_gradient(name, step):
 
     @jax.jit
     def ledger_and_gradient(flow, x):
-        found = lim.adjoint.channels(flow, terminal_loss, (x, None), grid)
-        sites = attention_sites(flow, found.states, found.covectors, grid)
+        ledger = lim.adjoint.channels(flow, terminal_loss, (x, None), grid)
+        sites = attention_sites(flow, ledger.states, ledger.covectors, grid)
         gradient = jax.grad(lambda x: terminal_loss(flow(x, grid)))(x)
         heads = lim.adjoint.cone_by_head(sites, grid)
-        return found.vectors, heads, gradient / grid.weights[:, None]
+        return ledger.vectors, heads, gradient / grid.weights[:, None]
 
     vectors, heads, expected = map(
         np.asarray, ledger_and_gradient(flow, random_states(2, LENGTH, WIDTH))

@@ -56,15 +56,15 @@ SPECTRA = {
 @pytest.mark.parametrize("name", SPECTRA)
 def test_operator_norms_of_hard_spectra(name):
     matrix = with_singular_values(SPECTRA[name])
-    found = operator_norms(matrix_as_blocks(matrix))
-    np.testing.assert_allclose(found, SPECTRA[name].max() ** 2, rtol=1e-8)
+    norms = operator_norms(matrix_as_blocks(matrix))
+    np.testing.assert_allclose(norms, SPECTRA[name].max() ** 2, rtol=1e-8)
 
 
 def test_small_blocks_do_not_underflow_in_float32():
     """Residuals of such a block, squared, are below the least float32."""
     matrix = 1e-12 * with_singular_values(np.linspace(1.0, 0.1, WIDTH))
-    found = operator_norms(in_single(matrix_as_blocks(matrix)))
-    np.testing.assert_allclose(found, 1e-24, rtol=1e-5)
+    norms = operator_norms(in_single(matrix_as_blocks(matrix)))
+    np.testing.assert_allclose(norms, 1e-24, rtol=1e-5)
 
 
 def test_directions_are_conjugate():
@@ -162,10 +162,10 @@ def test_float32_is_exact_to_its_rounding():
     grid = lim.token_grid(LENGTH, jnp.float32)
     single, x = in_single((attention(), random_states()))
     for norm in ("operator", "frobenius"):
-        found = lim.adjoint.cone_mass(single, x, grid, norm)
+        mass = lim.adjoint.cone_mass(single, x, grid, norm)
         expected = lim.adjoint.cone_mass(attention(), random_states(), lim.token_grid(LENGTH), norm)
-        assert found.dtype == jnp.float32
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        assert mass.dtype == jnp.float32
+        np.testing.assert_allclose(mass, expected, rtol=1e-5)
 
 
 def test_the_operator_norm_refuses_a_second_derivative():

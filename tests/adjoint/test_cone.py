@@ -61,9 +61,9 @@ def test_cone_mass_on_unequal_cells_integrates_the_density_of_the_blocks(norm):
     x = random_states()
     blocks = np.asarray(kernel_blocks(attention(), x, grid))
     sizes = np.linalg.norm(blocks, ord=2 if norm == "operator" else "fro", axis=(2, 3))
-    found = lim.adjoint.cone_mass(attention(), x, grid, norm)
+    mass = lim.adjoint.cone_mass(attention(), x, grid, norm)
     expected = (future_weights(grid) * sizes**2).sum(axis=0)
-    np.testing.assert_allclose(found, expected, rtol=1e-11)
+    np.testing.assert_allclose(mass, expected, rtol=1e-11)
 
 
 def test_cone_mass_on_tokens_is_the_papers_sum():
@@ -74,8 +74,8 @@ def test_cone_mass_on_tokens_is_the_papers_sum():
     blocks = np.asarray(kernel_blocks(attention(), x, grid)) * LENGTH
     sizes = np.linalg.norm(blocks, ord=2, axis=(2, 3))
     expected = np.tril(sizes**2).sum(axis=0) / LENGTH
-    found = lim.adjoint.cone_mass(attention(), x, grid)
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    mass = lim.adjoint.cone_mass(attention(), x, grid)
+    np.testing.assert_allclose(mass, expected, rtol=1e-12)
 
 
 def test_cone_mass_of_averaging_is_known():
@@ -85,11 +85,11 @@ def test_cone_mass_of_averaging_is_known():
     averaging = lim.CausalAttention(lambda z: z, zero, zero, one, one)
     grid = lim.gauss_grid(20, panels=8)
     x = jax.device_put(np.ones((grid.size, 1)))
-    found = np.asarray(lim.adjoint.cone_mass(averaging, x, grid))
+    mass = np.asarray(lim.adjoint.cone_mass(averaging, x, grid))
     nodes = np.asarray(grid.nodes)
     inside = nodes > 2.0**-7
     expected = 1 / nodes - 1
-    np.testing.assert_allclose(found[inside], expected[inside], rtol=1e-11, atol=1e-11)
+    np.testing.assert_allclose(mass[inside], expected[inside], rtol=1e-11, atol=1e-11)
 
 
 def test_the_literal_estimator_is_the_papers_sum():
@@ -98,9 +98,9 @@ def test_the_literal_estimator_is_the_papers_sum():
     x = random_states()
     grid = lim.graded_grid(LENGTH)
     sizes = np.linalg.norm(kernel_blocks(attention(), x, grid), ord=2, axis=(2, 3))
-    found = lim.adjoint.cone_mass(attention(), x, grid, normalisation="finite")
+    mass = lim.adjoint.cone_mass(attention(), x, grid, normalisation="finite")
     expected = np.asarray(grid.weights) @ np.tril(sizes**2)
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(mass, expected, rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -233,9 +233,9 @@ def test_orthogonal_probes_are_exact(normalisation):
     grid = lim.graded_grid(LENGTH)
     x = random_states()
     drawn = orthogonal_probes()
-    found = lim.adjoint.probed_cone_mass(plain_attention(), x, grid, drawn, normalisation)
+    mass = lim.adjoint.probed_cone_mass(plain_attention(), x, grid, drawn, normalisation)
     exact = lim.adjoint.cone_mass(plain_attention(), x, grid, "frobenius", normalisation)
-    np.testing.assert_allclose(found.value, exact, rtol=1e-12)
+    np.testing.assert_allclose(mass.value, exact, rtol=1e-12)
 
 
 @pytest.mark.parametrize("draw", [probes.gaussian_probes, probes.rademacher_probes])
@@ -267,8 +267,8 @@ def joint_cone_and_blocks(flow, x, grid):
     """The joint cone of a batch, and the dense blocks and covectors of which it is made."""
 
     def sites_of(x):
-        found = lim.adjoint_trajectory(flow, sine_sum, (x, None), grid)
-        return attention_sites(flow, found.states, found.covectors, grid)
+        trajectory = lim.adjoint_trajectory(flow, sine_sum, (x, None), grid)
+        return attention_sites(flow, trajectory.states, trajectory.covectors, grid)
 
     def blocks_of(site):
         return kernel_blocks(site.attention, site.states, grid)

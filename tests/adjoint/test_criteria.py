@@ -50,8 +50,10 @@ def first_feature(x, y):
 
 @eqx.filter_jit
 def cone_of(flow, states, terminal_loss):
-    found = ledger(flow, states, terminal_loss)
-    sites = jax.vmap(lambda s, p: attention_sites(flow, s, p, GRID))(found.states, found.covectors)
+    by_channel = ledger(flow, states, terminal_loss)
+    sites = jax.vmap(lambda s, p: attention_sites(flow, s, p, GRID))(
+        by_channel.states, by_channel.covectors
+    )
     return lim.adjoint.joint_cone(sites, GRID)
 
 
@@ -84,17 +86,17 @@ def test_the_cones_bounds_by_hand():
     cone = JointCone(
         *map(jnp.array, ([3.0, 2, 9, 9], [9, 9, 4, 5.0], [9.0] * 4, [4.0, 3, 2, 1], 2.0))
     )
-    found = criteria.cone_bounds(cone, regions)
+    bounds = criteria.cone_bounds(cone, regions)
     # By hand: edges 0, 1/64, 1/8, 27/64, 1; 0.3 lies in the third cell and 0.7 in the fourth.
     weights = np.asarray(grid.weights)
     width = 27 / 64 - 1 / 8
     left = np.array([1, 1, (0.3 - 1 / 8) / width, 0]) * weights
     middle = np.array([0, 0, (27 / 64 - 0.3) / width, (0.7 - 27 / 64) / (37 / 64)]) * weights
     squares = np.array([16.0, 9, 4, 1])
-    np.testing.assert_allclose(found.left_bound, 2 * 4 * (left @ squares) / left.sum())
-    np.testing.assert_allclose(found.middle_bound, 5 * 4 * (middle @ squares) / middle.sum())
+    np.testing.assert_allclose(bounds.left_bound, 2 * 4 * (left @ squares) / left.sum())
+    np.testing.assert_allclose(bounds.middle_bound, 5 * 4 * (middle @ squares) / middle.sum())
     (one,) = criteria.primacy_noncancellation(cone, regions).inequalities
-    assert (one.greater, one.lesser) == (found.left_bound, found.middle_bound)
+    assert (one.greater, one.lesser) == (bounds.left_bound, bounds.middle_bound)
 
 
 @pytest.mark.slow
@@ -187,17 +189,17 @@ def test_layers_move_regional_energies_within_their_bound():
     for scale in (0.05, 0.5):
         terminal, initial, bounds = survival(scale, last_token(LENGTH))
         for c in (bounds.product, bounds.exponential):
-            found = jax.tree.map(
+            stability = jax.tree.map(
                 np.asarray, criteria.energy_stability(terminal, initial, c, REGIONS)
             )
-            change = np.abs(found.initial - found.terminal)
-            assert (change <= found.bound).all()
-            changes.append(change.max() / found.bound.min())
+            change = np.abs(stability.initial - stability.terminal)
+            assert (change <= stability.bound).all()
+            changes.append(change.max() / stability.bound.min())
         # By hand, the sizes of the regions 0.2, 0.6 and 0.2.
         squares = (np.asarray(terminal) ** 2).sum(axis=(1, 2)) / LENGTH
         c = np.asarray(bounds.exponential)
         expected = ((2 * c + c**2) * squares).mean() / np.array([0.2, 0.6, 0.2])
-        np.testing.assert_allclose(found.bound, expected, rtol=1e-12)
+        np.testing.assert_allclose(stability.bound, expected, rtol=1e-12)
     assert max(changes) > 0.01
 
 

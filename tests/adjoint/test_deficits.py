@@ -41,28 +41,30 @@ def test_the_exact_characterisation_is_an_equivalence():
     weights = np.asarray(REGIONS.weights) / np.asarray(REGIONS.weights.sum(axis=1, keepdims=True))
     verdicts = collections.Counter()
     for vectors in np.random.default_rng(0).standard_normal((40, 1, 3, LENGTH, 1)):
-        found = deficits.exact_characterisation(paired(vectors, REGIONS))
+        certificate = deficits.exact_characterisation(paired(vectors, REGIONS))
         channels, total = ((of**2).sum(axis=-1)[0] @ weights.T for of in (vectors, vectors.sum(1)))
         apart = total - total[1]
         sums = channels.sum(axis=0)
-        for side, b in zip(found.inequalities, (0, 2), strict=True):
+        for side, b in zip(certificate.inequalities, (0, 2), strict=True):
             np.testing.assert_allclose(side.greater, sums[b] - sums[1], atol=1e-12)
             np.testing.assert_allclose(side.greater - side.lesser, apart[b], atol=1e-12)
-        assert found.holds is found.concluded is bool(apart[0] > 0 and apart[2] > 0)
-        verdicts[found.holds] += 1
+        assert certificate.holds is certificate.concluded is bool(apart[0] > 0 and apart[2] > 0)
+        verdicts[certificate.holds] += 1
     assert min(verdicts.values()) >= 5
 
 
 def test_cross_terms_can_undo_a_u_shape():
     """The paper's fourth counterexample: energies (1, 1/4, 1), their sum (0, 1, 0)."""
     channel = jnp.array([[1.0, 0.5, 1.0], [-1.0, 0.5, -1.0], [0.0, 0.0, 0.0]])
-    found = regional_channels(
+    by_region = regional_channels(
         channel[None, :, :, None], lim.boundary_regions(lim.token_grid(3), "1/3")
     )
-    certificate = deficits.exact_characterisation(found)
+    certificate = deficits.exact_characterisation(by_region)
     assert not certificate.holds and not certificate.concluded
-    np.testing.assert_allclose(found.energies[:, :2], [[1, 1], [0.25, 0.25], [1, 1]], atol=1e-14)
-    np.testing.assert_allclose(found.totals, [0, 1, 0], atol=1e-14)
+    np.testing.assert_allclose(
+        by_region.energies[:, :2], [[1, 1], [0.25, 0.25], [1, 1]], atol=1e-14
+    )
+    np.testing.assert_allclose(by_region.totals, [0, 1, 0], atol=1e-14)
 
 
 def paired(vectors, regions):
@@ -120,16 +122,16 @@ def test_products_are_averaged_over_examples_not_averages_multiplied():
     vectors = np.zeros((2, 3, 3, 1))
     vectors[:, 0, :, 0] = [[1.0, 2.0, 3.0], [3.0, 1.0, 2.0]]
     vectors[:, 1, :, 0] = [[2.0, 1.0, -1.0], [-1.0, 1.0, 4.0]]
-    found = regional_channels(jax.device_put(vectors), regions)
+    by_region = regional_channels(jax.device_put(vectors), regions)
     res = vectors[:, 0, :, 0]
     cone = vectors[:, 1, :, 0]
     pairs = (res * cone).mean(axis=0)
-    np.testing.assert_allclose(found.pairs[:, 0], pairs, atol=1e-14)
+    np.testing.assert_allclose(by_region.pairs[:, 0], pairs, atol=1e-14)
     energies = np.stack([(res**2).mean(axis=0), (cone**2).mean(axis=0), np.zeros(3)], axis=1)
-    np.testing.assert_allclose(found.energies, energies, atol=1e-14)
+    np.testing.assert_allclose(by_region.energies, energies, atol=1e-14)
     correlations = np.abs(pairs) / np.sqrt(energies[:, 0] * energies[:, 1])
-    np.testing.assert_allclose(found.correlations[:, 0], correlations, atol=1e-14)
-    certificate = deficits.double_deficit(found, exact_bounds(found))
+    np.testing.assert_allclose(by_region.correlations[:, 0], correlations, atol=1e-14)
+    certificate = deficits.double_deficit(by_region, exact_bounds(by_region))
     left, right = certificate.inequalities
     gamma = 2 * np.abs(pairs)
     np.testing.assert_allclose(left.greater, energies[0, 1])
@@ -228,7 +230,7 @@ def test_the_double_deficits_sides_by_hand():
     rho = jnp.array([[0.25, 0, 0], [0, 0.5, 0], [0, 0, 0.125]])
     bounds = deficits.ChannelBounds(upper, jnp.array(5.0), jnp.array(6.0), rho)
     certificate = deficits.double_deficit(found, bounds)
-    sides = [(one.greater, one.lesser) for one in certificate.inequalities]
+    sides = [(inequality.greater, inequality.lesser) for inequality in certificate.inequalities]
     assert sides == [(5, 30.5), (6, 29.5)]
     nothing = deficits.double_deficit(found, bounds._replace(left=jnp.array(0.0)))
     assert [premise.holds for premise in nothing.premises] == [False, True]
@@ -372,10 +374,10 @@ def numbers_of_certificates(layers, states, labels, weights):
 
     def one(x, y):
         loss = lambda x, y: lim.autoregressive_cross_entropy(readout(x, grid), y, weights)  # noqa: E731
-        found = channels(flow, loss, (x, y), grid)
+        ledger = channels(flow, loss, (x, y), grid)
         norms = residual.interaction_norms(flow, x, grid, key=jax.random.key(0))
-        sites = attention_sites(flow, found.states, found.covectors, grid)
-        return found, residual.amplification(norms), sites
+        sites = attention_sites(flow, ledger.states, ledger.covectors, grid)
+        return ledger, residual.amplification(norms), sites
 
     found, bounds, sites = jax.vmap(one)(states, labels)
     energies = terminal_covectors.readout_residual_energies(
@@ -457,10 +459,10 @@ def test_certificates_are_records_and_text():
 def test_the_table_marks_premises_that_fail_and_ties_on_either_side_of_zero():
     premises = Premise("a > 0", 0.5, True), Premise("b < 1", 1.25, False)
     sides = [Inequality("A > B", 2.0 + apart, 2.0, 0.5) for apart in (1.0, 0.25, -0.25, -1.0)]
-    found = Certificate("one", "eq:one", premises, tuple(sides), "it is so", tuple(sides[2:]))
-    assert [one.record()["holds"] for one in sides] == [True, False, False, False]
-    assert [one.record()["roundings"] for one in sides] == [2, 0.5, -0.5, -2]
-    assert str(found).splitlines() == [
+    certificate = Certificate("one", "eq:one", premises, tuple(sides), "it is so", tuple(sides[2:]))
+    assert [side.record()["holds"] for side in sides] == [True, False, False, False]
+    assert [side.record()["roundings"] for side in sides] == [2, 0.5, -0.5, -2]
+    assert str(certificate).splitlines() == [
         "one (eq:one): does not hold",
         "    premise   a > 0: 0.5  yes",
         "    premise   b < 1: 1.25  NO",

@@ -53,12 +53,12 @@ def measured(step):
 
     @jax.jit
     def everything(x):
-        found = lim.adjoint.channels(flow, loss, (x, labels), grid)
-        sites = attention_sites(flow, found.states, found.covectors, grid)
-        return found, {
-            "at depths": jnp.stack([found.at_depth(k) for k in range(DEPTH + 1)]),
+        ledger = lim.adjoint.channels(flow, loss, (x, labels), grid)
+        sites = attention_sites(flow, ledger.states, ledger.covectors, grid)
+        return ledger, {
+            "at depths": jnp.stack([ledger.at_depth(k) for k in range(DEPTH + 1)]),
             "gradient": jax.grad(lambda x: loss(flow(x, grid), labels))(x),
-            "cone": found.cone,
+            "cone": ledger.cone,
             "by head": lim.adjoint.cone_by_head(sites, grid),
         }
 
@@ -168,11 +168,12 @@ def test_relative_energies_do_not_see_layers_that_rescale_the_state():
 
     @jax.jit
     def both(x):
-        found = lim.adjoint.channels(flow, loss_on(GRID), (x, labels_on(GRID)), GRID)
+        ledger = lim.adjoint.channels(flow, loss_on(GRID), (x, labels_on(GRID)), GRID)
         energies = [
-            relative_energies(found.covectors[k][None], found.states[k], GRID)[0] for k in range(6)
+            relative_energies(ledger.covectors[k][None], ledger.states[k], GRID)[0]
+            for k in range(6)
         ]
-        return found.covectors, jnp.stack(energies)
+        return ledger.covectors, jnp.stack(energies)
 
     covectors, energies = map(np.asarray, both(x))
     gains = np.cumprod(np.append(1, (1 + rates)[::-1]))[::-1]
@@ -201,8 +202,8 @@ def test_channels_of_deep_networks_tend_to_those_of_the_continuous_flow():
     @jax.jit
     def at_depth(x, times):
         flow = lim.ResidualFlow(jax.vmap(control)(times), profile=falling_profile)
-        found = lim.adjoint.channels(flow, loss, (x, labels_on(grid)), grid)
-        return {"cone": found.cone, "local": found.local}
+        ledger = lim.adjoint.channels(flow, loss, (x, labels_on(grid)), grid)
+        return {"cone": ledger.cone, "local": ledger.local}
 
     found = [at_depth(x, jnp.asarray(np.arange(depth) / depth)) for depth in depths]
     expected = limit(x)._asdict()

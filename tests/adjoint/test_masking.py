@@ -188,9 +188,9 @@ def test_in_single_precision_it_is_the_same_to_rounding():
     with jax.enable_x64(False):
         flow, example, log_weights = jax.device_put(single)
         grid = lim.token_grid(LENGTH).weighted(log_weights)
-        found = mask_gradient(flow, loss, example, grid)
-        assert found.by_head.dtype == found.covector.dtype == jnp.float32
-    for ours, theirs in zip(found, exact, strict=True):
+        gradient = mask_gradient(flow, loss, example, grid)
+        assert gradient.by_head.dtype == gradient.covector.dtype == jnp.float32
+    for ours, theirs in zip(gradient, exact, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 

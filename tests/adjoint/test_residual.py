@@ -108,9 +108,9 @@ def test_norms_enclose_the_largest_singular_values_and_bound_the_adjoint():
     def measured(x):
         norms = residual.interaction_norms(flow, x, grid, key=jax.random.key(0))
         few = residual.interaction_norms(flow, x, grid, key=jax.random.key(0), steps=6)
-        found = lim.adjoint_trajectory(flow, loss, (x, LABELS), grid).covectors
-        gap = found[0] - found[-1]
-        terminal = found[-1]
+        covectors = lim.adjoint_trajectory(flow, loss, (x, LABELS), grid).covectors
+        gap = covectors[0] - covectors[-1]
+        terminal = covectors[-1]
         ratio = jnp.sqrt(lim.inner(gap, gap, grid) / lim.inner(terminal, terminal, grid))
         return norms, few, residual.amplification(norms), ratio
 

@@ -58,12 +58,12 @@ def test_kernel_and_local_blocks_sum_to_the_jacobian(grid_name):
     # `eq:attention-linearization-exact`, `eq:multihead-volterra-derivative`,
     # `eq:attention-local-operator`.
     tangent_ = random_states(5)
-    found = linearised(field(), random_states(), tangent_, GRIDS[grid_name](LENGTH))
-    blocks = np.array(found["kernel blocks"])
-    blocks[np.diag_indices(LENGTH)] += np.asarray(found["local blocks"])
-    np.testing.assert_allclose(blocks, found["jacobian"], rtol=0, atol=1e-13)
-    expected = np.einsum("ijab,jb->ia", found["jacobian"], tangent_)
-    np.testing.assert_allclose(sum(found["pushed"]), expected, rtol=0, atol=1e-12)
+    parts = linearised(field(), random_states(), tangent_, GRIDS[grid_name](LENGTH))
+    blocks = np.array(parts["kernel blocks"])
+    blocks[np.diag_indices(LENGTH)] += np.asarray(parts["local blocks"])
+    np.testing.assert_allclose(blocks, parts["jacobian"], rtol=0, atol=1e-13)
+    expected = np.einsum("ijab,jb->ia", parts["jacobian"], tangent_)
+    np.testing.assert_allclose(sum(parts["pushed"]), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("grid_name", GRIDS)
@@ -71,15 +71,15 @@ def test_push_and_pull_take_the_slots_apart(grid_name):
     # `eq:volterra-linearization`, `eq:volterra-adjoint`.
     grid = GRIDS[grid_name](LENGTH)
     tangent_ = random_states(5)
-    found = linearised(field(), random_states(), tangent_, grid)
-    local = np.asarray(found["local"])
+    parts = linearised(field(), random_states(), tangent_, grid)
+    local = np.asarray(parts["local"])
     assert np.abs(local[~np.eye(LENGTH, dtype=bool)]).max() == 0
     for slot in ("kernel", "local"):
-        pushed = getattr(found["pushed"], slot)
-        pulled = getattr(found["pulled"], slot)
-        expected = np.einsum("ijab,jb->ia", found[slot], tangent_)
+        pushed = getattr(parts["pushed"], slot)
+        pulled = getattr(parts["pulled"], slot)
+        expected = np.einsum("ijab,jb->ia", parts[slot], tangent_)
         np.testing.assert_allclose(pushed, expected, rtol=0, atol=1e-12)
-        expected = transposed(found[slot], tangent_, grid)
+        expected = transposed(parts[slot], tangent_, grid)
         np.testing.assert_allclose(pulled, expected, rtol=1e-11, atol=1e-12)
 
 

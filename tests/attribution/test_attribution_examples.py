@@ -67,9 +67,9 @@ score   first  second  difference
 
 
 def test_context_names():
-    asked = tokenize_context(RenderedPrompt("Wren. Who sings?", ((6, 16, "question"),)), " She")
+    context = tokenize_context(RenderedPrompt("Wren. Who sings?", ((6, 16, "question"),)), " She")
     assert (
-        context_names([asked._replace(id="7"), tokenize_context(RenderedPrompt("Who?"), " She")])
+        context_names([context._replace(id="7"), tokenize_context(RenderedPrompt("Who?"), " She")])
     ) == ["“Who sings?” (id 7)", "context 1"]
 
 
@@ -85,9 +85,9 @@ def test_scores_finding():
 
 
 def test_document_segments():
-    laid = RenderedPrompt("Up. Down. Who?", ((0, 9, "a"), (10, 14, "question")))
+    prompt = RenderedPrompt("Up. Down. Who?", ((0, 9, "a"), (10, 14, "question")))
     assert (
-        [(part.within, part.text) for part in document_segments(tokenize_context(laid, " I"))]
+        [(part.within, part.text) for part in document_segments(tokenize_context(prompt, " I"))]
     ) == [
         ("a", "Up. "),
         ("a", "Down."),

@@ -54,13 +54,15 @@ def test_documents_are_cut_and_every_token_of_them_is_in_one_part():
     assert tokens[5].positions.tolist() == [5, 6], "a character of two bytes is one"
     for parts in ("documents", "paragraphs", "sentences", "tokens"):
         segments = document_segments(CONTEXT, parts)
-        assert np.concatenate([one.positions for one in segments]).tolist() == list(range(32))
-        assert {one.within for one in segments} == {"birds"}
+        assert np.concatenate([segment.positions for segment in segments]).tolist() == list(
+            range(32)
+        )
+        assert {segment.within for segment in segments} == {"birds"}
 
 
 def test_a_document_in_two_stretches_is_cut_in_each():
-    laid = RenderedPrompt("One two. Three. | Four. Who?", ((0, 8, "a"), (18, 23, "a")))
-    segments = document_segments(tokenize_context(laid, " I"))
+    prompt = RenderedPrompt("One two. Three. | Four. Who?", ((0, 8, "a"), (18, 23, "a")))
+    segments = document_segments(tokenize_context(prompt, " I"))
     assert texts(segments) == ["One two.", "Four."]
     assert segments[1].positions.tolist() == [*range(18, 23)]
 
@@ -85,7 +87,7 @@ def derivatives(model):
     """
     (asked,) = CONTEXT.weights.nonzero()
     inside = (0 < np.arange(CONTEXT.length)) & (np.arange(CONTEXT.length) < 32)
-    weights = np.stack([np.isin(asked, one.positions) * CONTEXT.weights[asked] for one in PARTS])
+    weights = np.stack([np.isin(asked, part.positions) * CONTEXT.weights[asked] for part in PARTS])
     ids, targets, places = jax.device_put((CONTEXT.window[:-1], CONTEXT.window[1:][asked], asked))
 
     def of_row(row, log_weights):

@@ -172,8 +172,8 @@ def test_documents_give_the_loss_without_them_less_that_of_the_whole(network, me
 
 def heads_of(network):
     """The heads that gave most to each part of the one context."""
-    asked = NetworkAndLoss(network, [CONTEXT.weights], CausalLM.margin_loss)
-    return strongest_heads(asked, ContextBatch([CONTEXT.window], [CONTEXT]))
+    network_and_loss = NetworkAndLoss(network, [CONTEXT.weights], CausalLM.margin_loss)
+    return strongest_heads(network_and_loss, ContextBatch([CONTEXT.window], [CONTEXT]))
 
 
 @pytest.fixture(scope="module")
@@ -217,12 +217,12 @@ def test_of_more_heads_the_five_that_gave_most_are_told():
 @pytest.mark.slow
 def test_a_signed_profile_is_minus_the_slopes_by_position_where_all_weigh_one(network):
     """As a density over the positions of one context, and of the first token too."""
-    found = signed_profile(network, [CONTEXT], "margin", delta=0.25)
+    profile = signed_profile(network, [CONTEXT], "margin", delta=0.25)
     expected = LENGTH * -slopes(network, np.zeros(LENGTH), np.full(LENGTH, -1))
-    np.testing.assert_allclose(found.density.value, expected, rtol=1e-9, atol=1e-11)
-    weights = np.asarray(found.regions.weights)
-    np.testing.assert_allclose(found.regional.value, weights @ expected, atol=1e-11)
-    assert found.contexts == 1 and np.isinf(np.asarray(found.regional.error)).all()
+    np.testing.assert_allclose(profile.density.value, expected, rtol=1e-9, atol=1e-11)
+    weights = np.asarray(profile.regions.weights)
+    np.testing.assert_allclose(profile.regional.value, weights @ expected, atol=1e-11)
+    assert profile.contexts == 1 and np.isinf(np.asarray(profile.regional.error)).all()
 
 
 def test_a_signed_profile_shows_errors_of_two_contexts_and_of_one_none(network):

@@ -132,15 +132,15 @@ def losses_of_text(model, text, answer):
 
 @pytest.mark.slow
 def test_a_part_left_out_is_the_text_without_it_and_what_asks_stays(model):
-    found = scored(model, CONTEXTS[0], "leave-one-out").by_name()
+    by_name = scored(model, CONTEXTS[0], "leave-one-out").by_name()
     whole = losses_of_text(model, "a=1 b=22 c=3 a=", "17").sum()
     without = {"first": " b=22 c=3 a=", "second": "a=1  c=3 a=", "third": "a=1 b=22  a="}
     for name, text in without.items():
         gained = losses_of_text(model, text, "17").sum() - whole
-        np.testing.assert_allclose(found[name, "part"], gained, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(by_name[name, "part"], gained, rtol=1e-9, atol=1e-12)
     # The rest has the place that asks, which stays.
     rest = losses_of_text(model, "a=1b=22c=3=", "17").sum() - whole
-    np.testing.assert_allclose(found["", "rest"], rest, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(by_name["", "rest"], rest, rtol=1e-9, atol=1e-12)
     everywhere = tokenize_context(PROMPTS[0][0], loss="next-token")
     with pytest.raises(ValueError, match="loss: got one that asks at every position"):
         scored(model, everywhere, "leave-one-out", CausalLM.loss)
@@ -152,20 +152,20 @@ def test_what_each_token_of_the_answer_loses_without_a_part(model):
     (context, *_), parts = CONTEXTS, context_segments(CONTEXTS[0])
     answer = answer_segments(context, None, "token")
     leave_one_out = METHODS["leave-one-out"].scores
-    found = leave_one_out(model, context, answer, parts, LOSS, Run())
+    scores = leave_one_out(model, context, answer, parts, LOSS, Run())
     whole = losses_of_text(model, "a=1 b=22 c=3 a=", "17")
     without = losses_of_text(model, "a=1  c=3 a=", "17")
-    np.testing.assert_allclose(found.by_part[:, 1], without - whole, rtol=1e-9, atol=1e-12)
-    assert abs(np.diff(without - whole)[0]) > 1e-3 and found.by_token is None
+    np.testing.assert_allclose(scores.by_part[:, 1], without - whole, rtol=1e-9, atol=1e-12)
+    assert abs(np.diff(without - whole)[0]) > 1e-3 and scores.by_token is None
     (of_all,) = leave_one_out(model, context, [whole_answer(context)], parts, LOSS, Run()).by_part
-    np.testing.assert_allclose(found.by_part.sum(axis=0), of_all, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(scores.by_part.sum(axis=0), of_all, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.slow
 def test_a_contrast_is_left_out_of_the_prompt(model):
-    laid = PROMPTS[0][0]
-    context = tokenize_context(laid, "17", loss="contrast", foil="2")
-    found = scored(model, context, "leave-one-out", contrast_loss).by_name()
+    prompt = PROMPTS[0][0]
+    context = tokenize_context(prompt, "17", loss="contrast", foil="2")
+    by_name = scored(model, context, "leave-one-out", contrast_loss).by_name()
 
     @eqx.filter_jit
     def loss(model, ids, y):
@@ -176,8 +176,8 @@ def test_a_contrast_is_left_out_of_the_prompt(model):
         assert one.contrast is not None
         return loss(model, *jax.device_put((one.window[:-1], one.contrast)))
 
-    gained = odds("a=1  c=3 a=") - odds(laid.text)
-    np.testing.assert_allclose(found["second", "part"], gained, rtol=1e-9, atol=1e-12)
+    gained = odds("a=1  c=3 a=") - odds(prompt.text)
+    np.testing.assert_allclose(by_name["second", "part"], gained, rtol=1e-9, atol=1e-12)
 
 
 def test_a_sparse_regression_finds_the_terms_of_a_sum(model, monkeypatch):
@@ -283,13 +283,13 @@ def test_methods_say_what_they_score():
 def test_of_an_answer_that_nothing_moves_no_token_has_influence(model):
     """Where the readout is zero every answer is as likely, whatever is read."""
     still = eqx.tree_at(lambda model: model.head, model, jnp.zeros_like(model.head))
-    found = scored(still, CONTEXTS[0], "influence").tokens
-    assert found is not None and not found.any()
+    token_scores = scored(still, CONTEXTS[0], "influence").tokens
+    assert token_scores is not None and not token_scores.any()
 
 
 def test_influence_is_that_of_the_contrast_where_one_is_asked(model):
     context = tokenize_context(PROMPTS[0][0], "17", loss="contrast", foil="2")
-    found = np.asarray(scored(model, context, "influence", contrast_loss).tokens)
+    token_scores = np.asarray(scored(model, context, "influence", contrast_loss).tokens)
 
     @eqx.filter_jit
     def slopes(model, x, y):
@@ -297,7 +297,9 @@ def test_influence_is_that_of_the_contrast_where_one_is_asked(model):
 
     ids, y = jax.device_put((context.window[:-1], context.contrast))
     energy = np.sum(np.asarray(slopes(model, model.embed(ids), y)) ** 2, axis=1)
-    np.testing.assert_allclose(found, (energy / energy.sum())[: len(found)], rtol=1e-9, atol=1e-13)
+    np.testing.assert_allclose(
+        token_scores, (energy / energy.sum())[: len(token_scores)], rtol=1e-9, atol=1e-13
+    )
 
 
 def test_integrated_gradients_need_the_average_word(model):

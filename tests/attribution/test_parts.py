@@ -129,33 +129,33 @@ def test_orders_of_a_line_are_averaged_and_their_parts_stand_as_in_the_line():
 
 def test_shares_of_places_and_documents_are_told_by_the_documents_own_numbers():
     second = line("CAB", [[0, 1, 2], [1, 2, 0], [2, 0, 1]])  # the same names in another order
-    found = shuffled_shares([line("ABC", ORDERS), second], ENERGIES * 2)
-    assert found.names == ("A", "B", "C") and found.same
-    assert found.documents[0].tolist() == ORDERS
-    assert found.documents[1].tolist() == [[2, 0, 1], [0, 1, 2], [1, 2, 0]]
-    np.testing.assert_allclose(found.shares[0, 0], [0.6, 0.1, 0.1])
+    shares = shuffled_shares([line("ABC", ORDERS), second], ENERGIES * 2)
+    assert shares.names == ("A", "B", "C") and shares.same
+    assert shares.documents[0].tolist() == ORDERS
+    assert shares.documents[1].tolist() == [[2, 0, 1], [0, 1, 2], [1, 2, 0]]
+    np.testing.assert_allclose(shares.shares[0, 0], [0.6, 0.1, 0.1])
 
 
 def test_documents_of_other_names_are_told_by_their_number_in_the_line():
-    found = shuffled_shares([line("ABC", ORDERS), line("ABD", ORDERS)], ENERGIES * 2)
-    assert found.names == ("document 1", "document 2", "document 3") and not found.same
-    assert found.documents.tolist() == [ORDERS, ORDERS]
+    shares = shuffled_shares([line("ABC", ORDERS), line("ABD", ORDERS)], ENERGIES * 2)
+    assert shares.names == ("document 1", "document 2", "document 3") and not shares.same
+    assert shares.documents.tolist() == [ORDERS, ORDERS]
 
 
 def test_documents_of_one_name_and_other_texts_are_not_the_same():
     other = line("ABC", ORDERS)
     tokens = [one._replace(tokens=tuple("xyz?")) for one in other.contexts]
-    found = shuffled_shares(
+    shares = shuffled_shares(
         [line("ABC", ORDERS), other._replace(contexts=tuple(tokens))], ENERGIES * 2
     )
-    assert found.names == ("A", "B", "C") and not found.same
+    assert shares.names == ("A", "B", "C") and not shares.same
 
 
 def segments(text, *spans, parts="sentences"):
     """Places and texts of the parts of one document, whose ends are in characters."""
-    laid = RenderedPrompt(text, tuple((*span, "a") for span in spans))
-    found = document_segments(tokenize_context(laid, " I"), parts)
-    return [(part.text, part.positions.tolist()) for part in found]
+    prompt = RenderedPrompt(text, tuple((*span, "a") for span in spans))
+    pieces = document_segments(tokenize_context(prompt, " I"), parts)
+    return [(part.text, part.positions.tolist()) for part in pieces]
 
 
 def test_a_sentence_may_begin_with_a_character_of_many_bytes():

@@ -247,8 +247,8 @@ def test_a_question_foretells_what_scoring_takes(network):
             foil="",
             max_length=4096,
         )
-        asked = read_question(model, question)
-        return asked.cost(model)
+        read = read_question(model, question)
+        return read.cost(model)
 
     of_answer = METHODS["mask-gradient"].cost
     assert cost("mask-gradient", parts="token") == of_answer(0, 40)

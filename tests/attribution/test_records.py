@@ -129,9 +129,9 @@ def test_a_command_costs_what_the_context_of_the_most_parts_does():
 
 def test_a_part_that_every_ablation_keeps_has_no_coefficient():
     kept = np.array([[1, 1], [1, 0], [1, 1], [1, 0]], bool)
-    found = sparse_regression(kept, np.array([3.0, 1.0, 3.0, 1.0]))
+    regression = sparse_regression(kept, np.array([3.0, 1.0, 3.0, 1.0]))
     # The feature is one half more or less than its mean: two, less the Lasso's 0.01 over it.
-    np.testing.assert_allclose(found, [0, 2 - 0.01 / 0.5], atol=1e-12)
+    np.testing.assert_allclose(regression, [0, 2 - 0.01 / 0.5], atol=1e-12)
 
 
 def test_rows_of_contexts_say_how_their_influence_lies_in_regions(tmp_path):
@@ -286,11 +286,11 @@ def test_lines_in_several_orders_are_numbered_by_the_first_of_each(monkeypatch, 
 def test_scores_of_parts_are_kept_context_by_context(tmp_path):
     """And read again where they are asked for a second time."""
     network = byte_network(8, depth=1)
-    laid = [
+    prompts = [
         RenderedPrompt("a b ", ((0, 1, "a"), (2, 3, "b"))),
         RenderedPrompt("c ", ((0, 1, "c"),)),
     ]
-    contexts = [tokenize_context(one, "x", loss="margin") for one in laid]
+    contexts = [tokenize_context(prompt, "x", loss="margin") for prompt in prompts]
     ask = partial(score_contexts, network, contexts, "margin", "leave-one-out", Run(tmp_path))
     first = ask().scores
     again = ask().scores

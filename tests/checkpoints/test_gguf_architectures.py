@@ -390,17 +390,17 @@ def test_a_file_is_the_network_of_its_publishers_folder(tmp_path, case):
     half = architecture == "qwen2"
     more = factors_of(config)
     file = write(tmp_path / "model.gguf", architecture, config, options, arrays, half, more=more)
-    found = models.load(file, dtype="float64")
+    network = models.load(file, dtype="float64")
     expected = models.load(publishers.write(tmp_path, config, arrays), dtype="float64")
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    jax.tree.map(np.testing.assert_array_equal, network, expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", gguf_recorded.CASES)
 def test_a_file_is_the_network_that_transformers_recorded(tmp_path, case):
-    found = models.load(gguf_recorded.write(tmp_path / "model.gguf", case))
+    network = models.load(gguf_recorded.write(tmp_path / "model.gguf", case))
     expected = models.load(publishers.write(tmp_path, *gguf_recorded.published(case)))
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    jax.tree.map(np.testing.assert_array_equal, network, expected)
 
 
 LARGEST = {
@@ -432,9 +432,9 @@ def test_the_largest_gemmas_divide_scores_by_the_root_of_the_heads_share(name):
     }  # fmt: skip
     for depth, scalar in ((largest, WIDTH // HEADS), (largest - 1, 6)):
         said = sizes | options | {"block_count": depth}
-        found = published_config(name, said, WORDS, frozenset(), {})
-        assert found["query_pre_attn_scalar"] == scalar
-        assert found | expected == found
+        config = published_config(name, said, WORDS, frozenset(), {})
+        assert config["query_pre_attn_scalar"] == scalar
+        assert config | expected == config
 
 
 def test_every_architecture_has_its_case():
@@ -469,8 +469,8 @@ def test_experts_are_cut_out_of_what_is_quantised(tmp_path, kind):
     file = gguf_file.open_gguf(tmp_path / "model.gguf")
     expected = gguf.dequantize(stored, kind)
     for e in range(EXPERTS):
-        found = file.read(f"model.layers.0.mlp.experts.{e}.up_proj.weight", (5, 32))
-        np.testing.assert_array_equal(found, expected[e])
+        tensor = file.read(f"model.layers.0.mlp.experts.{e}.up_proj.weight", (5, 32))
+        np.testing.assert_array_equal(tensor, expected[e])
 
 
 REFUSED = {

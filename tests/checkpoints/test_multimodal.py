@@ -59,13 +59,13 @@ def write(folder, renamed=older, config=None, images="", more=(), without=()):
 def test_the_texts_weights_alone_are_read(tmp_path, renamed, images):
     """Those of images are not: they are NaN."""
     model = models.load(write(tmp_path, renamed, images=images), dtype="float64")
-    found = eqx.filter_jit(lambda model, ids: model.logits(ids))(model, jax.device_put(IDS))
-    np.testing.assert_allclose(found, publishers.logits(TEXT, IDS), rtol=1e-11)
+    logits = eqx.filter_jit(lambda model, ids: model.logits(ids))(model, jax.device_put(IDS))
+    np.testing.assert_allclose(logits, publishers.logits(TEXT, IDS), rtol=1e-11)
 
 
 def test_a_folder_of_text_alone_is_what_it_is(tmp_path):
-    found = open_checkpoint(publishers.write(tmp_path, TEXT))
-    assert text_part(found) is found
+    checkpoint = open_checkpoint(publishers.write(tmp_path, TEXT))
+    assert text_part(checkpoint) is checkpoint
 
 
 PUBLISHED = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2}

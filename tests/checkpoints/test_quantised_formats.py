@@ -139,8 +139,8 @@ def test_a_network_of_four_bits_is_that_of_its_products(tmp_path):
             arrays[at] = four_bits(stored[f"{at}_blocks"], stored[f"{at}_scales"])
     (tmp_path / "apart").mkdir()
     apart = models.load(publishers.write(tmp_path / "apart", config, arrays), dtype="float64")
-    found = models.load(write(tmp_path, stored, MXFP4, config), dtype="float64")
-    jax.tree.map(np.testing.assert_array_equal, found, apart)
+    network = models.load(write(tmp_path, stored, MXFP4, config), dtype="float64")
+    jax.tree.map(np.testing.assert_array_equal, network, apart)
 
 
 # Of modelopt: a row's groups of 16, each with a scale of eight bits, and one number for the matrix.
@@ -438,9 +438,9 @@ def test_published_schemes_are_read_or_refused_by_name():
             with pytest.raises(ValueError, match=UNREAD[name]):
                 quantisation_of(stated)
         elif stated is not None:
-            found = quantisation_of(stated)
-            assert found is not None
-            schemes.add((found.schemes, found.block))
+            quantisation = quantisation_of(stated)
+            assert quantisation is not None
+            schemes.add((quantisation.schemes, quantisation.block))
     one = (None, None)
     blocks = (128, 128)  # where FP8 is mixed in, the two layers kept have it
     assert schemes == {(("fp8",), one), (("fp8",), blocks), (("mxfp4",), one), (("nvfp4",), one)}

@@ -96,20 +96,20 @@ def test_an_answer_of_the_models_own_and_what_each_document_holds(
 
     gradient = jax.jit(jax.grad(margins))(model.embed(jax.device_put(row[:-1])))
     expected = shares(np.asarray((gradient**2).sum(axis=1)))
-    found = json.loads((out / "answer.json").read_text())
-    assert found["question"] == "bc" and found["foil"] == ""
-    assert found["answer"] == " ".join(LETTERS[one] for one in answer)
-    assert found["cut"] is True  # no id of this model ends an answer
-    held = {part["name"]: part["score"] for part in found["parts"]}
+    document = json.loads((out / "answer.json").read_text())
+    assert document["question"] == "bc" and document["foil"] == ""
+    assert document["answer"] == " ".join(LETTERS[one] for one in answer)
+    assert document["cut"] is True  # no id of this model ends an answer
+    held = {part["name"]: part["score"] for part in document["parts"]}
     assert held == pytest.approx(expected, rel=1e-3)
     tokens = {name: end - start for name, (start, end) in PARTS.items()}
     tokens[""] = len(row) - 1 - sum(tokens.values())
-    assert {part["name"]: part["tokens"] for part in found["parts"]} == tokens
-    kinds = [part["kind"] for part in found["parts"]]
+    assert {part["name"]: part["tokens"] for part in document["parts"]} == tokens
+    kinds = [part["kind"] for part in document["parts"]]
     assert kinds == ["document", "document", "question", "rest"]
     printed = capsys.readouterr().out
-    assert f"\nThe answer “{found['answer']}...” comes from “" in printed
-    assert f"\nAnswer: {found['answer']}...\nCut after the most tokens that an answer" in printed
+    assert f"\nThe answer “{document['answer']}...” comes from “" in printed
+    assert f"\nAnswer: {document['answer']}...\nCut after the most tokens that an answer" in printed
     assert "chat template" not in printed
     assert "no error" not in printed and " inf" not in printed.replace(" influence", "")
     top = max(("first", "second"), key=lambda name: expected[name])
@@ -143,9 +143,9 @@ def test_why_an_answer_and_not_a_foil(folder, documents, tmp_path, undrawn, caps
 
     gradient = jax.jit(jax.grad(odds))(model.embed(jax.device_put(np.array(prompt))))
     expected = shares(np.asarray((gradient**2).sum(axis=1)))
-    found = json.loads((out / "answer.json").read_text())
-    assert (found["answer"], found["cut"], found["foil"]) == ("k a b", False, "f")
-    held = {part["name"]: part["score"] for part in found["parts"]}
+    document = json.loads((out / "answer.json").read_text())
+    assert (document["answer"], document["cut"], document["foil"]) == ("k a b", False, "f")
+    held = {part["name"]: part["score"] for part in document["parts"]}
     assert held == pytest.approx(expected, rel=1e-3)
     assert "” decides most between “k a b” and “f”: it holds" in capsys.readouterr().out
     assert "Numbers are shares of" in (out / "answer.html").read_text("utf-8")
@@ -161,10 +161,10 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
     assert "Measuring 49 tokens by mask-gradient, 1 gradient: about" in printed.out + printed.err
     model = models.LanguageModel.from_pretrained(folder, "float64")
     answer = ask(model, "bc", documents, answer="ab")
-    found = json.loads((out / "answer.json").read_text())
-    assert (found["method"], found["answer"]) == ("mask-gradient", answer.text)
-    assert found.keys() == answer.record().keys()
-    names = [part["name"] for part in found["parts"]]
+    document = json.loads((out / "answer.json").read_text())
+    assert (document["method"], document["answer"]) == ("mask-gradient", answer.text)
+    assert document.keys() == answer.record().keys()
+    names = [part["name"] for part in document["parts"]]
     assert names == [part.name for part in answer.parts] and answer.finding[:30] in printed.out
     x = jax.device_put(answer.context.window)
     network = model.network
@@ -379,7 +379,7 @@ def test_a_model_that_has_a_chat_template_is_asked_by_it(
 
 def test_the_answers_of_the_models_own_are_shown(folder):
     prompts = [tokenize_prompt(RenderedPrompt("abc")) for _ in range(6)]
-    contexts = [one.with_answer(np.array([1, 2])) for one in prompts]
+    contexts = [prompt.with_answer(np.array([1, 2])) for prompt in prompts]
     read = [*prompts[:2], contexts[2], *prompts[3:]]
     model = models.LanguageModel.open(folder)
     shown = answers.own_answer_lines(read, contexts, model)
@@ -407,7 +407,7 @@ def test_what_to_know_of_answers_is_said(chatting):
         tokenize_prompt(RenderedPrompt("abc")),
         tokenize_prompt(RenderedPrompt("abc", marked=True)),
     )
-    plain, chat = (one.with_answer(np.array([1, 2])) for one in prompts)
+    plain, chat = (prompt.with_answer(np.array([1, 2])) for prompt in prompts)
     text = tokenize_context(RenderedPrompt("abc"), loss="next-token")
     model = models.LanguageModel.open(chatting)
     silent = model._replace(chat_template=None)

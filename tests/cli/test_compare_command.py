@@ -205,8 +205,8 @@ def test_records_are_compared_where_both_have_them(folders, monkeypatch, capsys)
     assert numbers["error"] == pytest.approx(np.sqrt(variance), rel=1e-3)
     for name, share in zip(("first_error", "second_error"), shares, strict=True):
         assert numbers[name] == pytest.approx(share.std(ddof=1) / np.sqrt(5), rel=1e-3)
-    (found,) = json.loads((out / "compare.json").read_text())["records"]
-    assert found == {"name": "key", **numbers}
+    (record,) = json.loads((out / "compare.json").read_text())["records"]
+    assert record == {"name": "key", **numbers}
     points = 100 * abs(numbers["difference"])
     said = f"Of the records, “key” changed most: B gives it {points:.1f} ±"
     assert any(line.startswith(said) for line in capsys.readouterr().out.splitlines())

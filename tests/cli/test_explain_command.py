@@ -120,7 +120,7 @@ def test_the_page_is_given_what_was_explained_and_read(explained):
     assert asked.weights.shape == (3, 12)
     assert question == "Why does weights use what it uses? (last-token)"
     assert (model.name, written_to) == (explained.folder.name, explained.out)
-    assert [one.window.tolist() for one in read.contexts] == read.windows.tolist()
+    assert [context.window.tolist() for context in read.contexts] == read.windows.tolist()
 
 
 @pytest.mark.slow

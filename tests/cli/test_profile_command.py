@@ -306,7 +306,7 @@ def test_the_signed_profile_is_that_of_central_differences(profiled, signed_cell
 @pytest.mark.parametrize("profiled", ["answer"], indirect=True)
 def test_signed_regions_are_kept_and_printed(profiled, signed_cells):
     ends = [[0, *np.cumsum(cells)] for cells in signed_cells]
-    sums = np.array([np.diff(np.interp([0, 2.7, 6.3, 9], np.arange(10), one)) for one in ends]) / 9
+    sums = np.array([np.diff(np.interp([0, 2.7, 6.3, 9], np.arange(10), end)) for end in ends]) / 9
     document = json.loads((profiled.out / "profile.json").read_text())
     regional = document["signed"]["regional"]
     np.testing.assert_allclose(regional["value"], sums.mean(axis=0), atol=1e-5)
@@ -577,7 +577,7 @@ def test_a_page_shows_the_first_contexts(folder, data, tmp_path, undrawn, monkey
     assert options["measured"] == 4 and options["names"] == ["context 0", "context 1"]
     named = [[(span.name, span.positions.tolist()) for span in spans] for spans in options["spans"]]
     assert named == [[("first", [0, 1])], [("first", [0, 1]), ("second", [2, 3, 4])]]
-    assert [one.name for one in options["records"]] == ["first", "second", ""]
+    assert [option.name for option in options["records"]] == ["first", "second", ""]
     every = euclidean_energies(folder, "margin_loss")
     kept = results.load(out / "contexts.npz")
     for energies, square in zip(kept.energies, every, strict=True):

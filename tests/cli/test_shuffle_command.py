@@ -255,7 +255,7 @@ def test_orders_of_other_lengths_are_averaged_on_the_first_ones_tokens():
     np.testing.assert_allclose(averaged[0], (energies[0] + second) / 2, rtol=1e-12)
     assert alone == [line.contexts[0]]
     expected = [[(4 / 8 + 8 / 15) / 2, 1.5, (1 / 4 + 2 / 6) / 2]]
-    assert [(one.name, one.kind) for one in shares] == [("the rest", "part"), ("", "rest")], (
+    assert [(share.name, share.kind) for share in shares] == [("the rest", "part"), ("", "rest")], (
         "a name of ours"
     )
     np.testing.assert_allclose(shares[0].values, expected)

@@ -415,17 +415,17 @@ def test_positions_left_out_leave_a_density_of_the_others():
     left_out = (2, 9)
     batch = linear_batch(11, COUNT, grid)
     regions = lim.boundary_regions(grid, "2/5").without(left_out)
-    found = lim.influence(linear_loss, 1.0, batch, grid, regions)
-    result = numbers_of(found)
+    influence = lim.influence(linear_loss, 1.0, batch, grid, regions)
+    result = numbers_of(influence)
     samples = energies(batch, grid)
     kept = ~np.isin(np.arange(10), left_out)
     weights = np.where(kept, np.asarray(grid.weights), 0)
     regional = np.asarray(lim.boundary_regions(grid, "2/5").weights) * kept
     energy = samples.mean(axis=0)
     density = np.where(kept, energy, 0) / (weights @ energy)
-    np.testing.assert_allclose(found.energy, energy, rtol=1e-12)
+    np.testing.assert_allclose(influence.energy, energy, rtol=1e-12)
     np.testing.assert_allclose(result.total, weights @ energy, rtol=1e-12)
-    np.testing.assert_allclose(found.measure([(0, 1)]), weights @ energy, rtol=1e-12)
+    np.testing.assert_allclose(influence.measure([(0, 1)]), weights @ energy, rtol=1e-12)
     np.testing.assert_allclose(result.density, density, rtol=1e-12)
     averages = (regional @ density) / regional.sum(axis=1)
     np.testing.assert_allclose(result.regional_averages, averages, rtol=1e-12)
@@ -437,7 +437,7 @@ def test_positions_left_out_leave_a_density_of_the_others():
     np.testing.assert_allclose(result.total_error, of_total, rtol=1e-10)
     halves = jax.device_put(np.split(samples, 2))
     merged = [lim.Influence.from_energies(half, regions) for half in halves]
-    chex.assert_trees_all_close(merged[0].merge(merged[1]), found, rtol=1e-12)
+    chex.assert_trees_all_close(merged[0].merge(merged[1]), influence, rtol=1e-12)
 
 
 def test_what_is_left_out_does_not_matter():

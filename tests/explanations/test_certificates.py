@@ -34,12 +34,12 @@ def model():
 @cache
 def found():
     """The contexts' ids, what is asked of them, and their adjoints."""
-    asked = targets_of_windows(model(), WINDOWS, teacher_forcing(LENGTH))
+    targets = targets_of_windows(model(), WINDOWS, teacher_forcing(LENGTH))
     loss = models.CausalLM.loss
     parts = []
     for at in range(COUNT):
         ids = WINDOWS[at, :-1]
-        asks = jax.tree.map(lambda leaf, at=at: leaf[at], asked)
+        asks = jax.tree.map(lambda leaf, at=at: leaf[at], targets)
         parts.append((ids, asks, parts_of_ids(model(), ids, asks, DEPTH, loss)))
     return explanation._stack(parts)
 
@@ -155,7 +155,7 @@ def test_contexts_with_queries_of_their_own_are_explained_as_each_by_itself():
     np.testing.assert_allclose(measured.influence.energy, energies.mean(axis=0), rtol=1e-10)
     assert measured.without_queries is not None
     assert measured.without_queries.regions.left_out == (1, 2, 4)
-    names = [one.name for one in measured.certificates]
+    names = [certificate.name for certificate in measured.certificates]
     assert "right-biased queries" not in names and len(names) == 4
 
 
@@ -173,11 +173,11 @@ def of_lengths():
 @pytest.fixture(scope="module")
 def alone():
     """Each of these contexts' own adjoint, which `test_account` holds to gradients."""
-    asked = targets_of_windows(model(), OF_LENGTHS, THEIR_QUERIES)
+    targets = targets_of_windows(model(), OF_LENGTHS, THEIR_QUERIES)
     found = []
     for at, window in enumerate(OF_LENGTHS):
         ids = jnp.asarray(window[:-1])
-        asks = jax.tree.map(lambda leaf, at=at: leaf[at], asked)
+        asks = jax.tree.map(lambda leaf, at=at: leaf[at], targets)
         found.append(parts_of_ids(model(), ids, asks, 0, models.CausalLM.loss))
     return found
 
@@ -248,7 +248,7 @@ def test_contexts_of_several_lengths_are_averaged_on_their_own_regions(of_length
 
 @pytest.mark.slow
 def test_contexts_of_several_lengths_are_judged_by_channels_alone(of_lengths):
-    assert [one.name for one in of_lengths.certificates] == [
+    assert [certificate.name for certificate in of_lengths.certificates] == [
         "double deficit from channel bounds",
         "exact characterisation",
     ]

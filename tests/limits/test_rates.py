@@ -220,8 +220,8 @@ def test_the_attention_constant_is_the_proofs_by_differences():
     size = np.where(past, np.linalg.norm(projected, axis=1)[None], 0).max(axis=1)
     numerator = np.where(past, moved, 0).max(axis=1) + size * np.where(past, grown, 0).max(axis=1)
     expected = (numerator / (2 * np.where(past, mass, np.inf).min(axis=1))).max()
-    found = attention_constant(attention, smooth)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    constant = attention_constant(attention, smooth)
+    np.testing.assert_allclose(constant, expected, rtol=1e-6)
 
 
 def spiked(p):
@@ -305,8 +305,10 @@ def test_the_bounds_of_eulers_recursion_are_the_proofs(trajectories):
     """With the field's constants, and the controls' distance: eps/2 times the control's length."""
     # `thm:resnet-ode`, `eq:control-l1-convergence`.
     fields = small_fields()
-    found = field_regularity(fields)
-    state, control, speed = (float(c) for c in (found.lipschitz, found.control, found.bound))
+    regularity = field_regularity(fields)
+    state, control, speed = (
+        float(c) for c in (regularity.lipschitz, regularity.control, regularity.bound)
+    )
     rows = np.concatenate([np.asarray(leaf).reshape(3, -1) for leaf in jax.tree.leaves(fields)], 1)
     step = 1 / np.array([32, 64, 128, 256])
     bracket = step + step / 2 * np.linalg.norm(np.diff(rows, axis=0), axis=1).sum()
@@ -545,13 +547,13 @@ def test_the_bound_of_the_loss_is_stated_on_tokens_only(make_grid):
     def same(values):
         return lambda p: jnp.broadcast_to(jnp.array([values]), (p.size, 2))
 
-    found = [
+    studies = [
         lim.limits.loss_study(same([1.0, -0.5]), same([0.3, 0.7]), TWO, grid, lipschitz=True)
         for grid in (make_grid, lim.token_grid)
     ]
-    assert found[0].bounds is None and found[0].holds is None
+    assert studies[0].bounds is None and studies[0].holds is None
     # Rounding is no breach: both sides are zero.
-    assert found[1].bounds == (0.0,) * 2 and found[1]._replace(sampled=False).holds is True
+    assert studies[1].bounds == (0.0,) * 2 and studies[1]._replace(sampled=False).holds is True
 
 
 def test_the_bound_of_the_loss_is_the_slope_of_its_density():

@@ -116,14 +116,14 @@ def test_contexts_of_many_states_go_on_at_a_layer(tmp_path, monkeypatch):
     for limit, steps in ((size, []), (size - 1, walks)):
         monkeypatch.setattr(models.ids, "STATES_IN_MEMORY", limit)
         seen = []
-        found = models.energies_of_ids(
+        energies = models.energies_of_ids(
             model,
             windows,
             checkpoint=tmp_path / str(limit),
             progress_of_layers=lambda items, seen=seen: seen.extend(items) or items,
         )
         assert seen == steps
-        for one, other in zip(found, expected, strict=True):
+        for one, other in zip(energies, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-12)
 
 

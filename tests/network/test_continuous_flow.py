@@ -372,15 +372,15 @@ def test_the_adjoint_runs_backward_with_a_constant_step():
     x = jnp.asarray(np.ones((12, 1)))
     times = jnp.array([0.0, 1.0])
     grid = lim.graded_grid(12)
-    found = jitted_adjoint(flow, integral_on(grid), (x, None), grid, times)
+    trajectory = jitted_adjoint(flow, integral_on(grid), (x, None), grid, times)
     states = [1.0]
     for k in range(20):
         states.append(states[k] + (1 + k / 20) / 20 * states[k] ** 2 / 2)
     growth = np.prod([1 + (1 + k / 20) / 20 * states[k] for k in range(20, 0, -1)])
-    np.testing.assert_allclose(found.covectors[0], growth, rtol=1e-12)
-    np.testing.assert_allclose(found.covectors[1], 1, rtol=1e-12)
-    np.testing.assert_allclose(found.local, growth - 1, rtol=1e-12)
-    assert not np.any(found.cone)  # of a field of each token alone
+    np.testing.assert_allclose(trajectory.covectors[0], growth, rtol=1e-12)
+    np.testing.assert_allclose(trajectory.covectors[1], 1, rtol=1e-12)
+    np.testing.assert_allclose(trajectory.local, growth - 1, rtol=1e-12)
+    assert not np.any(trajectory.cone)  # of a field of each token alone
 
 
 @pytest.mark.slow
@@ -399,8 +399,8 @@ def test_an_adjoint_that_is_not_solved_says_so():
         RuntimeError,
         match=r"flow: got no solution within \d+ steps, expected .+ Take more max_steps",
     ):
-        found = jitted_adjoint(flow, integral_on(GRID), (x, None), GRID, times)
-        jax.block_until_ready(found.covectors)
+        trajectory = jitted_adjoint(flow, integral_on(GRID), (x, None), GRID, times)
+        jax.block_until_ready(trajectory.covectors)
 
 
 @pytest.mark.slow

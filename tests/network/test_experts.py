@@ -42,8 +42,8 @@ def test_a_clamped_gate_has_no_least_value():
 
 def test_weights_are_of_scores_and_not_of_preferences():
     routing = Routing(2, "sigmoid", normalised=False, factor=2.0)
-    found = weights_of(routing, [0.2, 0.3, 0.4], jnp.array([1.0, 0.0, 0.0]))
-    assert found == pytest.approx({0: 0.4, 2: 0.8})
+    weights = weights_of(routing, [0.2, 0.3, 0.4], jnp.array([1.0, 0.0, 0.0]))
+    assert weights == pytest.approx({0: 0.4, 2: 0.8})
 
 
 def test_more_pairs_than_a_tile_holds_go_to_one_expert():

@@ -29,9 +29,11 @@ SIZES = (12, 24, 48, 96)
 
 
 def test_frequencies_are_powers_of_the_base():
-    found = rotary_frequencies(6, base=5e5)
-    np.testing.assert_allclose(found, [5e5 ** (-m / 3) for m in range(3)], rtol=1e-14)
-    np.testing.assert_allclose(linear_scaling(found, 8), np.array(found) / 8, rtol=1e-14)
+    frequencies = rotary_frequencies(6, base=5e5)
+    np.testing.assert_allclose(frequencies, [5e5 ** (-m / 3) for m in range(3)], rtol=1e-14)
+    np.testing.assert_allclose(
+        linear_scaling(frequencies, 8), np.array(frequencies) / 8, rtol=1e-14
+    )
 
 
 @pytest.mark.parametrize("low, high", [(1.5, 4), (2.0, 2.0)])
@@ -50,8 +52,8 @@ def test_llama3_scales_slow_pairs_and_keeps_quick_ones(low, high):
             expected.append((1 - share) * frequency / 32 + share * frequency)
     kinds = np.round(np.array(expected) / frequencies, 6)
     assert (kinds == 1).any() and (kinds == 1 / 32).any() and (len(set(kinds)) > 2) == (low < high)
-    found = llama3_scaling(frequencies, factor=32, low=low, high=high, trained=8192)
-    np.testing.assert_allclose(found, expected, rtol=1e-13)
+    scaled = llama3_scaling(frequencies, factor=32, low=low, high=high, trained=8192)
+    np.testing.assert_allclose(scaled, expected, rtol=1e-13)
 
 
 def test_angles_of_ten_thousand_tokens_are_exact_in_float32():
@@ -159,10 +161,10 @@ def test_yarn_is_the_papers_ramp():
         for pair, frequency in enumerate(frequencies):
             share = min(max((pair - low) / (high - low), 0), 1)
             expected.append(frequency * (1 - share) + frequency / factor * share)
-        found = yarn_scaling(
+        scaled = yarn_scaling(
             frequencies, base=base, factor=factor, trained=trained, whole_pairs=whole
         )
-        np.testing.assert_allclose(found, expected, rtol=1e-13)
+        np.testing.assert_allclose(scaled, expected, rtol=1e-13)
     # Trained on less than a turn of any pair, all are kept, as in transformers.
     many = rotary_frequencies(128, base)
     assert yarn_scaling(many, base=base, factor=factor, trained=4) == many

@@ -164,10 +164,10 @@ def ledger():
         def loss(state, asked):
             return jnp.sum(asked[:, None] * jnp.sin(state))
 
-        found = lim.adjoint.channels(flow, loss, (x, asked), grid)
+        by_channel = lim.adjoint.channels(flow, loss, (x, asked), grid)
         attention = layer_of(flow).attention
         mass = lim.adjoint.cone_mass(attention, x, grid, "frobenius", "finite")
-        return found.vectors / x.shape[0], mass * x.shape[0]
+        return by_channel.vectors / x.shape[0], mass * x.shape[0]
 
     return lambda *of: eqx.filter_jit(measured)(*jax.device_put(of))
 

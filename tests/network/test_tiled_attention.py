@@ -238,9 +238,9 @@ def test_tiles_are_remade_and_not_kept(mode):
     traced = jax.jit(job).trace(shapes, shapes)
     products, most = PRICES[mode]
     pairs = 36 * tiles.TILE**2
-    found = operations(traced.jaxpr)
+    counts = operations(traced.jaxpr)
     if mode.endswith("of grad"):
-        assert found < 2 * pairs * products(size, features)
+        assert counts < 2 * pairs * products(size, features)
     else:
-        assert found == 2 * pairs * products(size, features)
+        assert counts == 2 * pairs * products(size, features)
     assert temporary_bytes(traced) < most

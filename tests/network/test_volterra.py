@@ -217,8 +217,8 @@ def test_resampling_between_grids():
         (tokens, panels, 1e-5),
         (fine, tokens, 1e-13),
     ):
-        found = resampled(field(source), source, target)
-        np.testing.assert_allclose(found, field(target), rtol=0, atol=tolerance)
+        values = resampled(field(source), source, target)
+        np.testing.assert_allclose(values, field(target), rtol=0, atol=tolerance)
 
 
 def test_linear_resampling_is_of_second_order():
@@ -230,8 +230,8 @@ def test_linear_resampling_is_of_second_order():
 
     errors = []
     for source in map(lim.graded_grid, sizes):
-        found = np.asarray(resampled(wave(source), source, target))
-        errors.append(np.abs(found - wave(target)).max())
+        values = np.asarray(resampled(wave(source), source, target))
+        errors.append(np.abs(values - wave(target)).max())
     assert abs(fitted_order(sizes, errors) - 2) < 0.15
 
 

@@ -82,11 +82,11 @@ def test_probes_are_propagated_injections():
     """`eq:discrete-observability-trace-estimator` by tangents of the flow itself."""
     # `eq:finite-token-observability-quadratic-form`.
     probes = random_states(3, 4, 4)
-    found = np.asarray(probed_traces(gramians_of_observations(X), probes))
+    traces = np.asarray(probed_traces(gramians_of_observations(X), probes))
     # Every probe at every position, a tangent for each: as many as the basis has.
     injected = np.einsum("ip,ra->irpa", np.eye(5), probes).reshape(20, 5, 4)
     seen = np.asarray(tangents(injected)).reshape(5, 4, -1)
-    np.testing.assert_allclose(found, 0.5 * (seen**2).sum(axis=2).mean(axis=1), rtol=1e-11)
+    np.testing.assert_allclose(traces, 0.5 * (seen**2).sum(axis=2).mean(axis=1), rtol=1e-11)
     # `eq:observability-trace-unbiasedness`: all signs, equally likely.
     signs = jax.device_put(np.array(list(itertools.product((-1.0, 1.0), repeat=4))))
     gramians = np.asarray(gramians_of_observations(X))
@@ -196,11 +196,11 @@ def test_reweighting_clips_and_then_renormalises():
     assert clipped[2] == 0.15 and clipped[3] == 8.0
     grid = lim.token_grid(5)
     before, measured, aim = map(jax.device_put, (weights, density, target))
-    found = np.asarray(
+    density_after = np.asarray(
         reweight_positions(before, measured, aim, grid, rate=0.5, smallest=0.15, largest=8.0)
     )
-    np.testing.assert_allclose(found, clipped / clipped.mean(), rtol=1e-13)
-    np.testing.assert_allclose(found.mean(), 1.0, rtol=1e-13)
+    np.testing.assert_allclose(density_after, clipped / clipped.mean(), rtol=1e-13)
+    np.testing.assert_allclose(density_after.mean(), 1.0, rtol=1e-13)
 
 
 def observed(flow, grid):

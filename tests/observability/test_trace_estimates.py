@@ -55,14 +55,14 @@ def test_the_penaltys_bias_for_any_covariance():
     noisy = traces + np.sqrt(5) * np.concatenate([root.T, -root.T])  # covariance root root'
     penalties = jax.jit(jax.vmap(lambda g: trace_penalty(g, GRID)))
     excess = np.mean(penalties(noisy)) - penalties(traces[None])[0]
-    found = penalty_bias(jax.device_put(root @ root.T), GRID)
-    np.testing.assert_allclose(found, excess, rtol=1e-11)
+    bias = penalty_bias(jax.device_put(root @ root.T), GRID)
+    np.testing.assert_allclose(bias, excess, rtol=1e-11)
     # The printed Q differs by the square of what the weights lack to one.
     weights = np.asarray(GRID.weights)
     printed = np.trace((np.diag(weights) - np.outer(weights, weights)) @ root @ root.T)
     missing = 1 - weights.sum()
-    assert 0 < missing < 0.02 and abs(found - printed) <= 2 * missing * np.trace(root @ root.T)
-    np.testing.assert_allclose(printed - missing * weights @ root @ root.T @ weights, found)
+    assert 0 < missing < 0.02 and abs(bias - printed) <= 2 * missing * np.trace(root @ root.T)
+    np.testing.assert_allclose(printed - missing * weights @ root @ root.T @ weights, bias)
 
 
 def test_penalties_weigh_unequal_cells():
@@ -74,8 +74,8 @@ def test_penalties_weigh_unequal_cells():
     np.testing.assert_allclose(gramian_penalty(random_gramians(), GRID), expected, rtol=1e-12)
     first, second = np.asarray(random_states(4, 2, 5))
     expected = weights @ ((first - weights @ first) * (second - weights @ second))
-    found = crossfit_penalty(jax.device_put(first), jax.device_put(second), GRID)
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    penalty = crossfit_penalty(jax.device_put(first), jax.device_put(second), GRID)
+    np.testing.assert_allclose(penalty, expected, rtol=1e-12)
 
 
 def test_on_section_4s_gramians_signs_have_a_thousandth_of_the_bias():

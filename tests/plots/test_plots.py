@@ -323,7 +323,7 @@ def test_each_row_of_the_certificates_has_its_side_and_its_verdict_in_colour_and
 def test_any_title_of_a_document_is_in_the_legend_and_none_is_a_formula():
     """Matplotlib hides names that begin with a line below, and reads dollars as mathematics."""
     shares = np.array([[[0.5, 0.25], [0.375, 0.5]]] * 2)
-    found = results.two_way_shares(shares, np.array([[[0, 1], [1, 0]]] * 2))
-    figure = shares_by_place(found, ["_notes", r"$\frac$"])
+    result = results.two_way_shares(shares, np.array([[[0, 1], [1, 0]]] * 2))
+    figure = shares_by_place(result, ["_notes", r"$\frac$"])
     assert_nothing_is_cut(figure)
     assert legend(figure)[:2] == ["“_notes”", r"“\$\frac\$”"]

@@ -94,10 +94,10 @@ def test_spans_are_read_in_characters(tmp_path, letters):
 
 def test_a_span_is_not_called_as_what_is_in_no_part(tmp_path, letters):
     spans = [[0, 2, "the rest"], [2, 4, "the rest (span)"], [4, 5, "answer"], [5, 7, "question"]]
-    (found,) = read_contexts(
+    (context,) = read_contexts(
         lines(tmp_path, {"text": "abcdefg", "spans": spans}), letters, "next-token", 10
     )
-    names = [span.name for span in found.spans]
+    names = [span.name for span in context.spans]
     assert names == ["the rest (span) (span)", "the rest (span)", "answer (span)", "question"]
 
 
@@ -115,12 +115,12 @@ def marked(words):
 def test_words_of_several_characters_and_a_mark_before_the_text(tmp_path):
     text = {"prompt": "red sky is", "answer": " blue sky", "spans": [[0, 4, "a"], [4, 9, "b"]]}
     data = lines(tmp_path, text)
-    (found,) = read_contexts(data, model_with(marked(WORDS)), "answer", 10)
-    assert found.window.tolist() == [0, 3, 6, 4, 5, 6]
-    assert found.tokens == ("<s>", "red", " sky", " is", " blue")
-    assert found.weights.tolist() == [0, 0, 0, 0.5, 0.5]
+    (context,) = read_contexts(data, model_with(marked(WORDS)), "answer", 10)
+    assert context.window.tolist() == [0, 3, 6, 4, 5, 6]
+    assert context.tokens == ("<s>", "red", " sky", " is", " blue")
+    assert context.weights.tolist() == [0, 0, 0, 0.5, 0.5]
     # "is" ends at character 9: its last character is not of the span.
-    assert [span.positions.tolist() for span in found.spans] == [[1], [2]]
+    assert [span.positions.tolist() for span in context.spans] == [[1], [2]]
 
 
 def test_tokens_of_parts_of_a_character_spell_the_text_once(tmp_path):
@@ -130,9 +130,9 @@ def test_tokens_of_parts_of_a_character_spell_the_text_once(tmp_path):
         add_prefix_space=False
     )
     data = lines(tmp_path, {"text": "é a€b", "spans": [[3, 4, "euro"]]})
-    (found,) = read_contexts(data, model_with(tokenizer), "next-token", 10)
-    assert len(found.tokens) == 2 + 1 + 1 + 3 and "".join(found.tokens) == "é a€"
-    assert found.spans[0].positions.tolist() == [4, 5, 6]
+    (context,) = read_contexts(data, model_with(tokenizer), "next-token", 10)
+    assert len(context.tokens) == 2 + 1 + 1 + 3 and "".join(context.tokens) == "é a€"
+    assert context.spans[0].positions.tolist() == [4, 5, 6]
 
 
 def test_a_line_ends_where_json_lines_do(tmp_path, letters):
@@ -279,11 +279,11 @@ def test_documents_are_parts_of_the_context_and_the_answer_follows(tmp_path):
     }
     # Without an answer the prompt alone comes back, to be answered.
     assert isinstance(second, PromptOnly) and second.length == 11
-    found = second.with_answer(np.array([3, 5]), model.tokenizer, "margin")
-    assert [WORDS[number] for number in found.window[-3:]] == [":", "red", "blue"]
-    np.testing.assert_allclose(found.weights, [*[0] * 10, 0.5, 0.5])
-    assert found.tokens[-2:] == (":", "red") and found.length == 12
-    assert [span.positions.tolist() for span in found.spans] == [[1, 2, 3], [4, 5], [8]]
+    context = second.with_answer(np.array([3, 5]), model.tokenizer, "margin")
+    assert [WORDS[number] for number in context.window[-3:]] == [":", "red", "blue"]
+    np.testing.assert_allclose(context.weights, [*[0] * 10, 0.5, 0.5])
+    assert context.tokens[-2:] == (":", "red") and context.length == 12
+    assert [span.positions.tolist() for span in context.spans] == [[1, 2, 3], [4, 5], [8]]
     plain = read_contexts(data, model, "next-token", 20)[1]
     assert plain.window.tolist() == second.encoded.ids.tolist()
     data = lines(tmp_path, {"documents": documents, "question": "sky"})
@@ -306,8 +306,8 @@ def test_marks_of_an_end_do_not_stand_before_an_answer(tmp_path):
         3,
         6,
     ]
-    found = tokenize_context(RenderedPrompt("red sky", marked=True), " is", made)
-    assert found.window.tolist() == [3, 6, 4] and found.tokens == ("red", " sky")
+    context = tokenize_context(RenderedPrompt("red sky", marked=True), " is", made)
+    assert context.window.tolist() == [3, 6, 4] and context.tokens == ("red", " sky")
 
 
 def test_documents_of_a_folder_of_a_file_and_of_lines(tmp_path):
@@ -325,8 +325,8 @@ def test_documents_of_a_folder_of_a_file_and_of_lines(tmp_path):
         (folder / "answer" / name).write_text("{}")
     (folder / "c.txt").write_text(" \n")
     with pytest.warns(UserWarning, match="^documents: .*folder has empty files, left out: c.txt.$"):
-        found = read_documents(folder)
-    assert found == (
+        documents = read_documents(folder)
+    assert documents == (
         Document("a", "Text of a.txt.", "a"),
         Document("b", "Text of b.md.", "b"),
         Document("inside/a", "Inside a.rst.", "inside/a (document 3)"),
@@ -466,31 +466,31 @@ def test_a_foil_that_no_loss_reads_is_refused(tmp_path, letters):
     answered = lines(tmp_path, {"prompt": "abc", "answer": "de", "foil": "k"})
     with pytest.raises(ValueError, match=f"line 1: {message}"):
         read_prompts(answered, letters, "answer", 9)
-    asked = lines(tmp_path, {"prompt": "ab", "foil": "k"})
+    data = lines(tmp_path, {"prompt": "ab", "foil": "k"})
     with pytest.raises(ValueError, match=f"line 1, foil: {message}"):
-        read_prompts(asked, letters, "answer", 9)
+        read_prompts(data, letters, "answer", 9)
     with pytest.raises(ValueError, match="foil: got the foil '5', expected none"):
         tokenize_prompt(RenderedPrompt("2+2="), foil="5").with_answer(np.array([52]))
 
 
 def test_a_foil_that_cuts_the_prompt_elsewhere_is_refused():
     made = marked(["<s>", "a", "ab", "abc", "d"])
-    laid = RenderedPrompt("d ab", ((0, 1, "first"),))
-    found = tokenize_context(laid, " a", made, loss="contrast", foil=" d")
-    assert found.window.tolist() == [0, 4, 2, 1] and found.spans[0].positions.tolist() == [1]
+    prompt = RenderedPrompt("d ab", ((0, 1, "first"),))
+    context = tokenize_context(prompt, " a", made, loss="contrast", foil=" d")
+    assert context.window.tolist() == [0, 4, 2, 1] and context.spans[0].positions.tolist() == [1]
     with pytest.raises(ValueError, match="a prompt whose last token differs before the answer"):
-        tokenize_context(laid, "c", made, loss="contrast", foil=" d")
+        tokenize_context(prompt, "c", made, loss="contrast", foil=" d")
     with pytest.raises(ValueError, match="foil: got the answer's own ids"):
-        tokenize_context(laid, " d", made, loss="contrast", foil=" d")
+        tokenize_context(prompt, " d", made, loss="contrast", foil=" d")
 
 
 def test_a_models_own_answer_beside_a_foil():
-    found = tokenize_prompt(RenderedPrompt("2+2="), foil="5").with_answer(
+    context = tokenize_prompt(RenderedPrompt("2+2="), foil="5").with_answer(
         np.array([52]), loss="contrast"
     )
-    assert bytes(found.window.tolist()) == b"2+2=4" and found.weights.tolist() == [0, 0, 0, 1]
-    assert found.contrast is not None
-    assert bytes(found.contrast.answer.tolist() + found.contrast.foil.tolist()) == b"45"
+    assert bytes(context.window.tolist()) == b"2+2=4" and context.weights.tolist() == [0, 0, 0, 1]
+    assert context.contrast is not None
+    assert bytes(context.contrast.answer.tolist() + context.contrast.foil.tolist()) == b"45"
 
 
 def test_a_text_that_no_model_reads_is_refused_at_once(tmp_path, monkeypatch, letters):
@@ -547,10 +547,10 @@ def test_a_context_that_is_too_long_is_told_by_its_documents(tmp_path, letters):
 def test_white_space_at_the_end_of_an_answer_is_taken_off_or_said(tmp_path, letters):
     """As `ask` does; behind a prompt it may be meant."""
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
-    asked = {"documents": [{"text": "abc"}], "question": "de"}
+    entry = {"documents": [{"text": "abc"}], "question": "de"}
     chat = {"messages": [{"role": "user", "content": "abc"}]}
     ends = {"answer": " fg \n", "foil": "h\t"}
-    data = lines(tmp_path, {**asked, **ends}, {**chat, **ends})
+    data = lines(tmp_path, {**entry, **ends}, {**chat, **ends})
     first, second = prompt_files.read_lines(data, template)
     assert (first.answer, first.foil) == (" fg", " h")
     assert (second.answer, second.foil) == ("fg", "h")

@@ -160,7 +160,7 @@ def test_one_context_of_many_decades_is_drawn_on_a_logarithmic_scale(tmp_path):
     alone = lim.Influence.from_energies(energies, pages.influence().regions)
     with browser() as tab:
         show(tab, pages.written(tmp_path, without_queries=alone))
-        assert [found for one in COMPLAINTS for found in tab.named(one)] == []
+        assert [found for complaint in COMPLAINTS for found in tab.named(complaint)] == []
         labels = tab.value(LABELS.format("profile-1"))
         assert {"0.01", "0.1", "1"} <= set(labels)
         tab.point_at("#profile-1 .mark-rect:last-of-type path", 2)

@@ -23,8 +23,8 @@ NAME = "تقرير"
 
 def answer(cut=False):
     """The page of an answer, where titles have the largest scores of all."""
-    laid = document_prompt(DOCUMENTS, "متى؟")
-    context = tokenize_context(laid, " نعم. يوم الجمعة.", loss="margin")._replace(cut=cut)
+    prompt = document_prompt(DOCUMENTS, "متى؟")
+    context = tokenize_context(prompt, " نعم. يوم الجمعة.", loss="margin")._replace(cut=cut)
     parts = answer_segments(context)
     drawn = np.random.default_rng(0).normal(size=(len(parts), context.length))
     for span in context.spans[:3]:
@@ -47,14 +47,14 @@ def test_a_title_stands_once_and_is_no_sentence_of_its_document():
     page = Read(answer())
     for article, document in zip(page.all("article"), DOCUMENTS, strict=True):
         titles = [one for one in article["inside"] if "title" in one.get("class", "").split()]
-        assert [one["inner"] for one in titles] == [f"{document.title}\n"]
+        assert [title["inner"] for title in titles] == [f"{document.title}\n"]
         whole = "".join(one["inner"] for one in article["inside"] if one.get("class") == "t")
         assert whole == f"{document.title}\n{document.text}"
         assert article["inner"].count(document.title) == 1 + document.text.count(document.title)
     headings = [" ".join(one["inner"].split()) for one in page.all("h3")]
     assert headings == ["السوق", "The harbour (document 2)", "The harbour (document 3)"]
     segments = document_segments(tokenize_context(document_prompt(DOCUMENTS, "Who?"), " I"))
-    assert [one.text for one in segments if one.is_title] == [
+    assert [segment.text for segment in segments if segment.is_title] == [
         f"{document.title}\n" for document in DOCUMENTS
     ]
 

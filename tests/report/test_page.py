@@ -49,7 +49,9 @@ def test_nothing_is_loaded_from_anywhere(path, read):
     }
     ours = path.read_text(encoding="utf-8").replace(page_module.vl_convert.javascript_bundle(), "")
     addresses = set(re.findall(r"https?://[\w./-]+", ours))
-    assert all(one.startswith("https://vega.github.io/schema/") for one in addresses)  # a name
+    assert all(
+        address.startswith("https://vega.github.io/schema/") for address in addresses
+    )  # a name
 
 
 def test_tokens_stand_in_the_text_as_text(read):
@@ -234,7 +236,7 @@ def test_bars_hold_each_regions_shares(read):
 def test_certificates_are_said_in_words(read):
     kinds = [article["class"].split()[1] for article in read.all("article")]
     assert kinds == ["held", "failed", "vacuous"]
-    sayings = [wording.certificate_words(one) for one in pages.CERTIFICATES]
+    sayings = [wording.certificate_words(certificate) for certificate in pages.CERTIFICATES]
     (folded,) = read.all("details", "hopeless")
     assert [one["text"] for one in read.all("summary")][-2] == "1 of 3 cannot decide here: third"
     assert "it follows: the left is above" in sayings[0]["saying"] and sayings[0]["concluded"]
@@ -243,7 +245,7 @@ def test_certificates_are_said_in_words(read):
     assert sayings[2]["concluded"]  # nothing was to be concluded
     assert sayings[0]["lines"] == [("x > 0", "2.5", True), ("A > B", "3 against 1", True)]
     shown = " ".join(one["text"] for one in read.all("p"))
-    assert all(one["saying"] in shown for one in sayings)
+    assert all(saying["saying"] in shown for saying in sayings)
 
 
 def test_the_gap_is_judged_at_two_errors(read):
@@ -398,7 +400,7 @@ def test_a_call_from_python_shows_every_context_from_the_depth_that_is_asked():
 
     states = jax.jit(lambda x: flow.trajectory(x, grid).states)(x)
     squares = (np.asarray(gradient(states[1])) ** 2).sum(axis=1)
-    densities = [float(one[position]) for one in records[0]]
+    densities = [float(record[position]) for record in records[0]]
     np.testing.assert_allclose(densities, squares / squares.mean(), rtol=1e-2)
 
 
@@ -461,7 +463,7 @@ def test_shades_are_ordered_for_every_eye_and_bear_readable_text(scale):
             pages.TEXTS[:1],
             r"texts: got windows of \[10\] ids, expected of \[10, 4\]",
         ),
-        (pages.accounts(), [one[1:] for one in pages.TEXTS], r"texts: got windows of \[9, 3\]"),
+        (pages.accounts(), [text[1:] for text in pages.TEXTS], r"texts: got windows of \[9, 3\]"),
         (
             [pages.accounts()[0], pages.accounts()[1]._replace(heads=np.ones((1, 2)))],
             pages.TEXTS,

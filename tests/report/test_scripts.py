@@ -22,8 +22,8 @@ ALTERING = ("unigrams", "unigrams over spaces", "pieces of words", "GGUF, qwen2"
 def asked(request):
     """The name of a tokenizer, and an answer with its documents as it reads them."""
     tokenizer = TOKENIZERS[request.param]()
-    laid = document_prompt(DOCUMENTS, QUESTION)
-    context = tokenize_context(laid, f" {ANSWER}", tokenizer, loss="margin")
+    prompt = document_prompt(DOCUMENTS, QUESTION)
+    context = tokenize_context(prompt, f" {ANSWER}", tokenizer, loss="margin")
     return request.param, context, tokenizer
 
 
@@ -66,7 +66,7 @@ def test_parts_of_documents_are_the_documents(asked, parts):
     _, context, _ = asked
     segments = document_segments(context, parts)
     for span, text in zip(context.spans, TEXTS, strict=False):
-        own = [one for one in segments if one.within == span.name]
+        own = [segment for segment in segments if segment.within == span.name]
         assert "".join(one.text for one in own) == text == "".join(span.texts)
         assert np.concatenate([one.positions for one in own]).tolist() == span.positions.tolist()
         assert all(len(one.texts) == one.positions.size for one in own)

@@ -48,8 +48,8 @@ def test_the_data_are_the_scores_of_what_is_shown_and_texts_are_escaped(tmp_path
 def test_four_thousand_tokens_by_fifty_are_below_two_megabytes():
     documents = tuple(f"Sentence {number} of a document." for number in range(150))
     text = " ".join(documents)
-    laid = RenderedPrompt(text, ((0, len(text), "long"),))
-    context = tokenize_context(laid, " " + "a" * 49, loss="margin")
+    prompt = RenderedPrompt(text, ((0, len(text), "long"),))
+    context = tokenize_context(prompt, " " + "a" * 49, loss="margin")
     answer = answer_segments(context, None, "token")
     assert context.length > 4000 and len(answer) == 50
     drawn = np.random.default_rng(0).normal(size=(50, context.length))

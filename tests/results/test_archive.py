@@ -58,11 +58,11 @@ def test_an_influence_comes_back_ready_to_be_merged(name, dtype, tmp_path):
     regions = lim.boundary_regions(make(dtype), delta, convention).without(left_out)
     expected = influence(regions, dtype=dtype)
     save(expected, tmp_path / "found.npz")
-    found = load(tmp_path / "found.npz")
-    assert_same(found, expected)
-    assert found.regions == regions and found.energy.dtype == dtype
-    assert found.regions.delta == Fraction(str(delta))  # exactly
-    both = found.merge(expected)
+    copy = load(tmp_path / "found.npz")
+    assert_same(copy, expected)
+    assert copy.regions == regions and copy.energy.dtype == dtype
+    assert copy.regions.delta == Fraction(str(delta))  # exactly
+    both = copy.merge(expected)
     assert float(both.count) == 10 and both.example_energies.shape == (10, regions.grid.size)
     np.testing.assert_allclose(both.energy, expected.energy, rtol=1e-6)
 

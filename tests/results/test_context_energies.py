@@ -72,8 +72,8 @@ def test_one_example_of_either_has_no_error():
     one = jax.device_put(np.array([1.0]))
     two = jax.device_put(np.array([3.0, 5.0]))
     for first, second, pairs in ((one, two, [[0, 1]]), (two, one, [[1, 0]])):
-        found = compare_means(first, second, np.array(pairs))
-        assert abs(float(found.value)) == 3 and np.isinf(found.error)
+        comparison = compare_means(first, second, np.array(pairs))
+        assert abs(float(comparison.value)) == 3 and np.isinf(comparison.error)
 
 
 @pytest.mark.slow
@@ -88,13 +88,13 @@ def test_influences_are_paired_by_the_pairs_that_are_told():
     second = energies[order] * np.linspace(2, 1, 7)
     pairs = np.array([[9, 0], [3, 1], [0, 3], [5, 5], [7, 6]])
     one, two = (influence_of_contexts(list(rows), regions) for rows in (first, second))
-    found = compare(one, two, pairs=pairs)
-    assert found.paired and found.pairs == 5
+    comparison = compare(one, two, pairs=pairs)
+    assert comparison.paired and comparison.pairs == 5
     means = compare_means(
         jax.device_put(first.mean(axis=1)), jax.device_put(second.mean(axis=1)), pairs
     )
-    np.testing.assert_allclose(found.total, means.value, rtol=1e-10)
-    np.testing.assert_allclose(found.total_error, means.error, rtol=1e-10)
+    np.testing.assert_allclose(comparison.total, means.value, rtol=1e-10)
+    np.testing.assert_allclose(comparison.total_error, means.error, rtol=1e-10)
     # The same examples by themselves, in one order and in another.
     rows = [list(first[pairs[:, 0]]), list(second[pairs[:, 1]])]
     aligned = compare(*(influence_of_contexts(of_one, regions) for of_one in rows))
@@ -141,8 +141,8 @@ def test_pairs_need_examples_that_are_kept():
 
 
 def test_names_that_stand_more_than_once_are_paired_in_their_order():
-    found = paired_names(["a", "b", "a", "a", "c"], ["c", "a", "x", "a"])
-    assert found.tolist() == [[0, 1], [2, 3], [4, 0]]
+    pairs = paired_names(["a", "b", "a", "a", "c"], ["c", "a", "x", "a"])
+    assert pairs.tolist() == [[0, 1], [2, 3], [4, 0]]
     assert paired_names(["a"], ["b"]).shape == (0, 2)
 
 
@@ -179,13 +179,13 @@ def on_cells(energy, cells):
 def test_contexts_of_many_lengths_are_compared_on_one_grid():
     first = made("abcd", 1, 1.0)
     second = made("dbea", 2, 3.0, record="de")
-    found = compare_contexts(first, second)
-    assert found.pairs == 3
+    comparison = compare_contexts(first, second)
+    assert comparison.pairs == 3
     cells = 5  # the median of 6, 4, 8, 4, 4, 4, 12, 6
     parts = (
-        (found.whole, lambda energy, name: energy),
+        (comparison.whole, lambda energy, name: energy),
         (
-            found.without_queries,
+            comparison.without_queries,
             lambda energy, name: energy[: ASKED[name]] * ASKED[name] / LENGTHS[name],
         ),
     )
@@ -207,9 +207,9 @@ def test_contexts_of_many_lengths_are_compared_on_one_grid():
 def test_shares_are_compared_over_the_contexts_that_have_the_record():
     first = made("abcd", 1, 1.0)
     second = made("dbea", 2, 3.0, record="de")
-    found = compare_contexts(first, second).shares
-    assert list(found) == ["key"]
-    key = found["key"]
+    shares = compare_contexts(first, second).shares
+    assert list(shares) == ["key"]
+    key = shares["key"]
     one, two = (np.array(result.shares["key"]) for result in (first, second))
     one, two = one[[0, 1, 3]], two[[0, 2]]  # of a, b, d; of d, e
     assert key.contexts == (3, 2) and key.pairs == 1
@@ -280,8 +280,8 @@ def test_the_record_that_changed_most_is_told_by_its_error():
 
 
 def test_a_comparison_of_contexts_prints_its_numbers():
-    found = compare_contexts(made("abcd", 1, 1.0), made("dbea", 2, 3.0))
-    lines = str(found).splitlines()
+    comparison = compare_contexts(made("abcd", 1, 1.0), made("dbea", 2, 3.0))
+    lines = str(comparison).splitlines()
     assert lines[0] == "3 contexts in pairs" and "pair by pair" in lines[1]
-    value, error = map(float, found.shares["key"].change)
+    value, error = map(float, comparison.shares["key"].change)
     assert lines[-1] == f"key: {value:+.4f} ± {error:.4f} of the total"

@@ -78,9 +78,13 @@ def test_updates_have_unit_integral():
     # `eq:mask-aware-weight-update`.
     weights = of_unit_mean(1)
     at, density, target = on_device(weights, DENSITY, TARGET)
-    found = reweight_positions(at, density, target, GRID, rate=0.7, smallest=0.5, largest=1.0)
-    np.testing.assert_allclose(found, updated(weights, 0.7, 0.5, 1.0), rtol=1e-12)
-    assert found.max() > 1 and found.min() < 1  # clipped first, then brought to unit mean
+    density_after = reweight_positions(
+        at, density, target, GRID, rate=0.7, smallest=0.5, largest=1.0
+    )
+    np.testing.assert_allclose(density_after, updated(weights, 0.7, 0.5, 1.0), rtol=1e-12)
+    assert (
+        density_after.max() > 1 and density_after.min() < 1
+    )  # clipped first, then brought to unit mean
 
 
 def test_importance_weights_are_quotients_of_densities():
@@ -88,13 +92,13 @@ def test_importance_weights_are_quotients_of_densities():
     deployed = np.arange(7.0)
     trained = np.exp(np.arange(7.0) / 3)
     at_deployment, at_training = on_device(deployed, trained)
-    found = np.asarray(importance_weights(at_deployment, at_training, GRID))
+    weights = np.asarray(importance_weights(at_deployment, at_training, GRID))
     expected = (deployed / (CELLS @ deployed)) / (trained / (CELLS @ trained))
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(weights, expected, rtol=1e-12)
     errors = np.cos(np.arange(7.0))
     density = trained / (CELLS @ trained)
     risk = CELLS @ (deployed * errors) / (CELLS @ deployed)
-    np.testing.assert_allclose(CELLS @ (found * density * errors), risk, rtol=1e-12)
+    np.testing.assert_allclose(CELLS @ (weights * density * errors), risk, rtol=1e-12)
     with pytest.raises(RuntimeError, match="Train on these positions too"):
         importance_weights(jnp.ones(7), at_deployment, GRID)
 

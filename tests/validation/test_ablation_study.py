@@ -39,8 +39,8 @@ def every_set(records):
 
 
 def test_ablations_are_distinct_sets_and_all_of_them_in_the_end():
-    found = random_ablations(4, 16, seed=3)
-    assert found.dtype == bool and sorted(found.tolist()) == sorted(every_set(4).tolist())
+    ablations = random_ablations(4, 16, seed=3)
+    assert ablations.dtype == bool and sorted(ablations.tolist()) == sorted(every_set(4).tolist())
     assert random_ablations(100, 3, seed=0).shape == (3, 100)
     with pytest.raises(ValueError, match="count: got 17 sets of 4 records, expected 1 to 16"):
         random_ablations(4, 17, seed=0)
@@ -187,8 +187,8 @@ def test_the_datamodeling_score_is_scipys_correlation_of_the_sums():
     scores = rng.standard_normal((3, 4))
     values = rng.standard_normal(12)
     scores[1] = [0, 0, 1, 0]  # of which many sums tie
-    found = datamodeling_score(scores, kept, values)
-    for row, one in zip(scores, found, strict=True):
+    score = datamodeling_score(scores, kept, values)
+    for row, one in zip(scores, score, strict=True):
         sums = [sum(row[kept[j]]) for j in range(12)]
         expected = np.asarray(stats.spearmanr(sums, values))[0]
         np.testing.assert_allclose(one, expected, rtol=1e-12)
@@ -208,11 +208,11 @@ def test_the_regression_of_all_sets_is_a_soft_threshold():
     true = np.array([2.0, -1.5, 0.4, 0.0])
     logits = kept @ true - 1
     values = -np.log1p(np.exp(-logits))
-    found = sparse_regression(kept, values, tokens, strength=strength)
+    regression = sparse_regression(kept, values, tokens, strength=strength)
     standard = 0.5 * true / tokens  # a fair coin's deviation, and the logit over the tokens
     shrunk = np.sign(standard) * np.maximum(np.abs(standard) - strength, 0)
     assert (shrunk == 0).sum() == 2
-    np.testing.assert_allclose(found, tokens * shrunk / 0.5, atol=1e-7)
+    np.testing.assert_allclose(regression, tokens * shrunk / 0.5, atol=1e-7)
     published = sparse_regression(kept, values, tokens)
     expected = np.sign(standard) * np.maximum(np.abs(standard) - 0.01, 0) * tokens / 0.5
     np.testing.assert_allclose(published, expected, atol=1e-7)
@@ -220,8 +220,10 @@ def test_the_regression_of_all_sets_is_a_soft_threshold():
 
 def test_a_regression_knows_nothing_of_what_never_changes_and_takes_certain_answers():
     kept = np.concatenate([every_set(2), np.ones((4, 1), bool)], axis=1)
-    found = sparse_regression(kept, np.array([-9.0, -1.0, -8.0, 0.0]), 1)
-    assert found[2] == 0 and np.isfinite(found).all() and found[0] > found[1] > 0
+    regression = sparse_regression(kept, np.array([-9.0, -1.0, -8.0, 0.0]), 1)
+    assert (
+        regression[2] == 0 and np.isfinite(regression).all() and regression[0] > regression[1] > 0
+    )
 
 
 def test_a_regression_without_scikit_learn_names_the_extra(monkeypatch):

@@ -26,7 +26,7 @@ def test_documents_are_numbered_in_order_with_gold_at_its_place(gold, place):
     found = list(zip(titles, texts, strict=True))
     assert found[at] == DOCUMENTS[gold]
     assert [one for one in found if one != DOCUMENTS[gold]] == [
-        one for one in DOCUMENTS if one != DOCUMENTS[gold]
+        document for document in DOCUMENTS if document != DOCUMENTS[gold]
     ]
     assert prompt.text.endswith("\nQuestion: what is it\nAnswer:")
     # In bytes a place is a character here, and a record's places are its own.

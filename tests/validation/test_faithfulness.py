@@ -220,7 +220,7 @@ def test_what_reads_the_whole_text_is_of_the_unpadded_context(model, found, unpa
     gradients = (along[0], margin)
     path = along[1:]
     scores = dict(zip(NAMES, found[5].scores, strict=True))
-    energies = [by_record((one**2).sum(axis=1), places) for one in gradients]
+    energies = [by_record((gradient**2).sum(axis=1), places) for gradient in gradients]
     product = by_record((x * gradients[0]).sum(axis=1), places)
     along = by_record(((x - start) * path.mean(axis=0)).sum(axis=1), places)
     shares = [energy / (one**2).sum() for energy, one in zip(energies, gradients, strict=True)]

@@ -31,9 +31,9 @@ def networks():
 
 
 def test_a_longer_context_has_the_same_words_and_more_records():
-    found = shifting.in_longer_contexts(SETTING, 2)
-    assert found == SETTING._replace(task=KeyValueTask(4, 4, 3))
-    assert found.task.vocabulary == SETTING.task.vocabulary
+    setting = shifting.in_longer_contexts(SETTING, 2)
+    assert setting == SETTING._replace(task=KeyValueTask(4, 4, 3))
+    assert setting.task.vocabulary == SETTING.task.vocabulary
 
 
 @pytest.mark.slow

@@ -86,10 +86,10 @@ def test_a_published_model_is_asked_in_text(monkeypatch, tmp_path):
     assert command([*arguments, "--out", str(out)]) == 0
     assert [(setting.records, setting.prompts) for _, _, setting, _ in asked] == [(3, 12), (4, 12)]
     assert {one[:2] for one in asked} == {("network", "tokenizer")}
-    found = json.loads((out / "prompted.json").read_text())
-    assert list(found) == ["3 records", "4 records"] and found["3 records"]["prompts"] == 12
+    document = json.loads((out / "prompted.json").read_text())
+    assert list(document) == ["3 records", "4 records"] and document["3 records"]["prompts"] == 12
     page = (out / "prompted.md").read_text()
-    accuracy = found["4 records"]["scores"]["accuracy"]["value"]
+    accuracy = document["4 records"]["scores"]["accuracy"]["value"]
     row = [line for line in page.splitlines() if line.startswith("| accuracy |")][1]
     assert [float(cell.split(" ")[1]) for cell in row.split("|")[2:-1]] == pytest.approx(
         accuracy, abs=5e-3
@@ -176,7 +176,7 @@ def learnt_in(monkeypatch):
 
         learnt = {"prompts": 8, "ablations": 48, "heads": 270, "strength": 1.0}
         judged = {
-            name: run._replace(prompts=[with_ours(one) for one in run.prompts])
+            name: run._replace(prompts=[with_ours(prompt) for prompt in run.prompts])
             for name, run in runs.items()
         }
         return judged, learnt
@@ -206,10 +206,10 @@ def test_prompts_are_explained_in_every_quick_setting(judged, explained_by, lear
 
 @pytest.mark.slow
 def test_faithfulness_is_written_by_kinds_with_its_settings(judged):
-    found = json.loads((judged / "faithfulness.json").read_text())
+    document = json.loads((judged / "faithfulness.json").read_text())
     settings = {name: one._asdict() for name, one in QUICK.items()}
-    assert found["settings"] == json.loads(json.dumps(settings))
-    assert list(found["kinds"]) == [
+    assert document["settings"] == json.loads(json.dumps(settings))
+    assert list(document["kinds"]) == [
         "keys and values, 10 records",
         "documents, 10 records",
         "keys and values, 40 records",
@@ -220,7 +220,7 @@ def test_faithfulness_is_written_by_kinds_with_its_settings(judged):
 @pytest.mark.slow
 def test_the_page_of_faithfulness_has_its_numbers_and_a_figure(judged, capsys):
     kinds = json.loads((judged / "faithfulness.json").read_text())["kinds"].values()
-    scores = [one["measures"]["influence"]["datamodeling score"]["value"] for one in kinds]
+    scores = [kind["measures"]["influence"]["datamodeling score"]["value"] for kind in kinds]
     page = (judged / "faithfulness.md").read_text()
     for text in (page, capsys.readouterr().out):
         assert f"influence {min(scores):.2f} to {max(scores):.2f} for 3 passes" in text

@@ -172,9 +172,9 @@ def apart(first, second):
 def test_a_steps_gradient_is_that_of_answers_and_of_the_evidences_share():
     """By differences of what is written out; half of the own answers are not the true ones."""
     rows = tuning.trained_rows(network(), LAST)
-    contexts = [(jax.device_put(one.window[:-1]), asked_at(one)[0]) for one in PROBES]
+    contexts = [(jax.device_put(probe.window[:-1]), asked_at(probe)[0]) for probe in PROBES]
     answers = tuple(int(one) for one in likeliest(network(), contexts))
-    true = [int(one.window[asked_at(one)[0] + 1]) for one in PROBES]
+    true = [int(probe.window[asked_at(probe)[0] + 1]) for probe in PROBES]
     assert answers[0] != true[0]
     direction = randomised(rows, 7)
     slope, of_penalty = difference_by_calls(lambda rows: truth(rows, answers), rows, direction)
