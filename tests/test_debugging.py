@@ -75,8 +75,8 @@ def test_networks_run_without_jit():
 
     expected = values()
     with jax.disable_jit():
-        found = values()
-    for one, other in zip(found, expected, strict=True):
+        numbers = values()
+    for one, other in zip(numbers, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13)
 
 

@@ -72,9 +72,9 @@ def test_every_public_function_has_a_sample_call_or_a_reason_to_have_none():
     """A key of `CALLS` holds the function's name, after its room's where two rooms have it."""
     sampled = {word for key in CALLS for word in re.split(r"[ ']", key)}
     without = {name for names in WITHOUT.values() for name in names.split()}
-    found = list(public_functions())
-    several = {name for _, name in found if [one for _, one in found].count(name) > 1}
-    spelt = {f"{room}.{name}" if name in several else name for room, name in found}
+    functions = list(public_functions())
+    several = {name for _, name in functions if [one for _, one in functions].count(name) > 1}
+    spelt = {f"{room}.{name}" if name in several else name for room, name in functions}
     assert sorted(spelt - sampled - without) == []
     assert sorted((without - spelt) | (without & sampled)) == []  # and none that is no more so
 

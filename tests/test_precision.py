@@ -33,11 +33,11 @@ def exact(array):
 def test_layer_normalisation_of_a_large_token():
     z = large(0, WIDTH)
     scale = large(1, WIDTH, size=1)
-    found = lim.LayerNorm(scale, jax.device_put(np.ones(WIDTH, np.float16)), 1e-3)(z)
+    values = lim.LayerNorm(scale, jax.device_put(np.ones(WIDTH, np.float16)), 1e-3)(z)
     centred = exact(z) - exact(z).mean()
     expected = exact(scale) * centred / np.sqrt((centred**2).mean() + 1e-3) + 1
-    assert found.dtype == jnp.float16
-    np.testing.assert_allclose(exact(found), expected, atol=ROUNDING * np.abs(expected).max())
+    assert values.dtype == jnp.float16
+    np.testing.assert_allclose(exact(values), expected, atol=ROUNDING * np.abs(expected).max())
 
 
 @jax.jit

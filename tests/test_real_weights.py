@@ -96,9 +96,9 @@ def test_a_real_model_retrieves_from_few_records_and_looks_at_the_one_that_is_as
     tokenizer, model
 ):
     """Either of two records is asked for once: a prompt takes more than a second."""
-    found = ask_prompts(model, tokenizer, PromptSetting(2, prompts=2))
-    assert found.right.all()
-    shares = found.energies[:, 1] / found.energies[:, 1].sum(axis=1)[:, None]
+    study = ask_prompts(model, tokenizer, PromptSetting(2, prompts=2))
+    assert study.right.all()
+    shares = study.energies[:, 1] / study.energies[:, 1].sum(axis=1)[:, None]
     assert shares.diagonal().mean() > 0.6
     # The head reads few places: those of all others give the same.
     data = draw_key_values(2, 1, key_length=3, value_length=3)
@@ -113,8 +113,8 @@ def test_a_real_model_retrieves_from_few_records_and_looks_at_the_one_that_is_as
     rows = logits[places]
     targets = example.window[1:][places]
     losses = np.log(np.exp(rows).sum(axis=1)) - rows[np.arange(len(places)), targets]
-    assert found.cross_entropy[1] == pytest.approx(losses.mean(), rel=1e-4)
-    assert found.right[1] == (rows.argmax(axis=1) == targets).all()
+    assert study.cross_entropy[1] == pytest.approx(losses.mean(), rel=1e-4)
+    assert study.right[1] == (rows.argmax(axis=1) == targets).all()
 
 
 @pytest.mark.slow
@@ -164,5 +164,5 @@ def test_documents_of_every_script_are_cut_whole(tokenizer):
         title = f"{document.title}\n" * bool(document.title)
         cut = sentences(document.text)
         said = [title, *(document.text[start:end] for start, end in cut)]
-        own = [segment.text for segment in segments if segment.within == name]
-        assert own == [part for part in said if part] and "".join(own) == text
+        texts = [segment.text for segment in segments if segment.within == name]
+        assert texts == [part for part in said if part] and "".join(texts) == text

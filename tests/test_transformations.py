@@ -81,8 +81,8 @@ def ledger(params, x):
 def hops(params, x):
     """The adjoint after no hop, and after one or more."""
     flow, readout = params
-    found = lim.adjoint.attention_hops(flow, read_loss(readout), (x[0], Y[0]), GRID, 1)
-    return jnp.sum(found[0, 0] * X[1]), jnp.sum(found[0, 1] ** 2)
+    by_hop = lim.adjoint.attention_hops(flow, read_loss(readout), (x[0], Y[0]), GRID, 1)
+    return jnp.sum(by_hop[0, 0] * X[1]), jnp.sum(by_hop[0, 1] ** 2)
 
 
 def masked(params, x):
@@ -291,8 +291,8 @@ def test_derivatives_where_people_debug_are_those_elsewhere(name, step):
     expected = jvp_of_value_and_grad(name, point, direction)
     for tool in (jax.disable_jit(), jax.debug_nans(True)):
         with tool:
-            found = jvp_of_value_and_grad(name, point, direction)
-        chex.assert_trees_all_close(found, expected, rtol=1e-9, atol=1e-11)
+            derivatives = jvp_of_value_and_grad(name, point, direction)
+        chex.assert_trees_all_close(derivatives, expected, rtol=1e-9, atol=1e-11)
 
 
 def mass(params, x):

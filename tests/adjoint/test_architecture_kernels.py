@@ -89,21 +89,21 @@ def test_every_architecture_has_the_kernel_of_its_jacobian(name):
     x = random_states(2, LENGTH, WIDTH)
     covector = np.asarray(random_states(5, LENGTH, WIDTH))
     of = linearised(field, x, covector, grid, NORMS[name])
-    found, dense = jax.tree.map(np.asarray, of)
+    derivatives, dense = jax.tree.map(np.asarray, of)
     blocks = dense["heads"].sum(axis=0)
-    np.testing.assert_allclose(found["kernel"], blocks, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(derivatives["kernel"], blocks, rtol=0, atol=1e-12)
     whole = blocks.copy()
-    whole[np.diag_indices(LENGTH)] += found["local"]
+    whole[np.diag_indices(LENGTH)] += derivatives["local"]
     np.testing.assert_allclose(whole, dense["whole"], rtol=0, atol=1e-12)
-    for head, own in zip(found["heads"], dense["heads"], strict=True):
-        matrix = own.transpose(0, 2, 1, 3).reshape(LENGTH * WIDTH, -1)
+    for head, dense_head in zip(derivatives["heads"], dense["heads"], strict=True):
+        matrix = dense_head.transpose(0, 2, 1, 3).reshape(LENGTH * WIDTH, -1)
         pulled = transposed(matrix, grid) @ covector.ravel()
         np.testing.assert_allclose(head.ravel(), pulled, rtol=1e-12, atol=1e-12)
     for norm in NORMS[name]:
         order = {"operator": 2, "frobenius": "fro"}[norm]
         sizes = np.linalg.norm(blocks, ord=order, axis=(2, 3))
         expected = (density_weights(grid) * sizes**2).sum(axis=0)
-        np.testing.assert_allclose(found[norm], expected, rtol=1e-12)
+        np.testing.assert_allclose(derivatives[norm], expected, rtol=1e-12)
 
 
 @pytest.mark.slow

@@ -75,8 +75,8 @@ def test_directions_are_conjugate():
 
 def test_a_block_of_zeros_has_norm_and_slope_zero():
     blocks = matrix_as_blocks(np.zeros((WIDTH, WIDTH)))
-    found, slope = jax.jit(lambda b: jax.jvp(operator_norms, (b,), (b,)))(blocks)
-    assert found.tolist() == slope.tolist() == [0.0, 0.0, 0.0]
+    norms, slope = jax.jit(lambda b: jax.jvp(operator_norms, (b,), (b,)))(blocks)
+    assert norms.tolist() == slope.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_pulling_back_from_the_heads_is_the_transpose_of_pushing_to_them():
@@ -135,9 +135,9 @@ def test_more_rows_than_a_tile():
             return jax.lax.map(of_column, (columns, weights))  # noqa: B023
 
         states = random_states(1, length, 6)
-        found, blocks = map(np.asarray, masses_and_blocks(gated, states, weights))
+        masses, blocks = map(np.asarray, masses_and_blocks(gated, states, weights))
         squares = np.linalg.norm(blocks, ord=2, axis=(2, 3)) ** 2
-        np.testing.assert_allclose(found, (weights * squares).sum(axis=1), rtol=1e-11)
+        np.testing.assert_allclose(masses, (weights * squares).sum(axis=1), rtol=1e-11)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_frobenius_norms_of_every_block(grid):
         blocks = jax.vmap(factors.column, out_axes=1)(jnp.arange(grid.size))
         return block_norms.squared_frobenius_norms(factors), blocks
 
-    found, blocks = norms_and_blocks(attention(), random_states(1, grid.size, 6))
+    norms, blocks = norms_and_blocks(attention(), random_states(1, grid.size, 6))
     expected = (np.asarray(blocks) ** 2).sum(axis=(2, 3))
-    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(norms, expected, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -184,16 +184,16 @@ def test_the_frobenius_norm_differentiates_twice():
     grid = lim.token_grid(4)
     x = random_states(1, 4, 6)
     direction = random_states(2, 4, 6)
-    own = attention()
+    layer = attention()
 
     def total(x):
-        return jnp.sum(lim.adjoint.cone_mass(own, x, grid, "frobenius"))
+        return jnp.sum(lim.adjoint.cone_mass(layer, x, grid, "frobenius"))
 
     @jax.jit
     def derivatives(x):
         """The value and its slope, and the slope of both."""
         return jax.jvp(lambda x: jax.jvp(total, (x,), (direction,)), (x,), (direction,))
 
-    _, found = derivatives(x)
+    _, second = derivatives(x)
     expected = difference_by_calls(lambda x: derivatives(x)[0], x, direction)
-    np.testing.assert_allclose(found, expected, rtol=1e-7)
+    np.testing.assert_allclose(second, expected, rtol=1e-7)

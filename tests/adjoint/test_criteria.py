@@ -466,10 +466,10 @@ def test_a_vacuous_recency_says_from_which_depth_it_could_decide(later, says):
     spikes = np.broadcast_to(np.eye(LENGTH)[None, :, -1:], (len(later), LENGTH, 1))
     spikes = jax.device_put(spikes)
     all_later = jax.device_put(later)
-    found = criteria.recency_survival(spikes, spikes, all_later, REGIONS)
+    certificate = criteria.recency_survival(spikes, spikes, all_later, REGIONS)
     first = criteria.recency_survival(spikes, spikes, all_later[:, 0], REGIONS)
-    assert found.vacuous and found.decisive.startswith(says)
-    assert found.inequalities == first.inequalities and found.vacuous == first.vacuous
+    assert certificate.vacuous and certificate.decisive.startswith(says)
+    assert certificate.inequalities == first.inequalities and certificate.vacuous == first.vacuous
 
 
 def covectors_of(weights, energies):

@@ -24,8 +24,8 @@ REGIONS = lim.boundary_regions(GRID, 0.2)
 
 def products(*energies, cross=0.0):
     """Regions with given channel energies (residual, cone, local), one example."""
-    found = [np.diag(row) + cross * (1 - np.eye(3)) for row in energies]
-    return RegionalChannels(jnp.asarray(found)[None])
+    matrices = [np.diag(row) + cross * (1 - np.eye(3)) for row in energies]
+    return RegionalChannels(jnp.asarray(matrices)[None])
 
 
 def test_the_exact_characterisation_is_an_equivalence():
@@ -111,8 +111,8 @@ def test_a_margin_beyond_rounding_is_no_tie():
     """A millionth more at both ends is seen in float64, and is a tie in float32."""
     for dtype, seen in ((np.float64, True), (np.float32, False)):
         rows = [(1 + 1e-6, 0, 0), (1, 0, 0), (1 + 1e-6, 0, 0)]
-        found = np.array([np.diag(row) for row in rows])[None].astype(dtype)
-        certificate = deficits.exact_characterisation(RegionalChannels(jax.device_put(found)))
+        matrices = np.array([np.diag(row) for row in rows])[None].astype(dtype)
+        certificate = deficits.exact_characterisation(RegionalChannels(jax.device_put(matrices)))
         assert certificate.holds is seen and certificate.concluded is seen
 
 
@@ -144,7 +144,7 @@ def test_criteria_on_channels_are_met_both_ways():
     """Eighty sets of random channels, their boundaries and correlations of all strengths."""
     generator = np.random.default_rng(1)
     regions = lim.boundary_regions(lim.graded_grid(9), 0.2)
-    met = collections.Counter()
+    counts = collections.Counter()
     for _ in range(80):
         vectors = generator.standard_normal((3, 3, 9, 2))
         weights = generator.uniform(0.02, 1, 3)[None, :, None, None]
@@ -162,9 +162,9 @@ def test_criteria_on_channels_are_met_both_ways():
         assert exact.holds is exact.concluded is deficit
         double = deficits.double_deficit(regional, exact_bounds(regional))
         assert double.concluded is deficit and (deficit or not double.holds)
-        met.update([("exact", exact.holds), ("double", double.holds, deficit)])
+        counts.update([("exact", exact.holds), ("double", double.holds, deficit)])
     cases = ("exact", True), ("exact", False), ("double", True, True), ("double", False, True)
-    assert all(met[case] > 2 for case in cases), met
+    assert all(counts[case] > 2 for case in cases), counts
 
 
 @pytest.mark.parametrize("name", ["terminal", "regional", "cone", "weights"])
@@ -225,14 +225,14 @@ def test_the_double_deficits_sides_by_hand():
     """Bounds of one's own, no two alike: U_M = 21, and Gamma = 1.5, 8 and 0.5."""
     # `thm:channel-energy-double-deficit`, `eq:channel-cross-bound-gamma`,
     # `eq:checkable-double-deficit-conditions`.
-    found = products((0, 5, 0.0), (0, 0, 0.0), (6, 0, 0.0))
+    matrices = products((0, 5, 0.0), (0, 0, 0.0), (6, 0, 0.0))
     upper = jnp.array([[1.0, 9, 4], [4, 1, 16], [16, 4, 1]])
     rho = jnp.array([[0.25, 0, 0], [0, 0.5, 0], [0, 0, 0.125]])
     bounds = deficits.ChannelBounds(upper, jnp.array(5.0), jnp.array(6.0), rho)
-    certificate = deficits.double_deficit(found, bounds)
+    certificate = deficits.double_deficit(matrices, bounds)
     sides = [(inequality.greater, inequality.lesser) for inequality in certificate.inequalities]
     assert sides == [(5, 30.5), (6, 29.5)]
-    nothing = deficits.double_deficit(found, bounds._replace(left=jnp.array(0.0)))
+    nothing = deficits.double_deficit(matrices, bounds._replace(left=jnp.array(0.0)))
     assert [premise.holds for premise in nothing.premises] == [False, True]
 
 
@@ -293,13 +293,15 @@ def test_bootstrap_bounds_cover_the_data_and_the_truth():
         data = RegionalChannels(products)
         return deficits.bootstrap_bounds(data, key=key, resamples=200), data.energies
 
-    found, energies = jax.tree.map(np.asarray, bounds(products, keys))
-    assert (found.upper >= energies).all()
-    assert (found.left <= energies[:, 0, 1]).all() and (found.right <= energies[:, 2, 0]).all()
+    bounds_of_draws, energies = jax.tree.map(np.asarray, bounds(products, keys))
+    assert (bounds_of_draws.upper >= energies).all()
+    assert (bounds_of_draws.left <= energies[:, 0, 1]).all() and (
+        bounds_of_draws.right <= energies[:, 2, 0]
+    ).all()
     for trial in range(50):
-        one = jax.tree.map(lambda leaf: leaf[trial], found)  # noqa: B023
+        one = jax.tree.map(lambda leaf: leaf[trial], bounds_of_draws)  # noqa: B023
         deficits.double_deficit(RegionalChannels(products[trial]), one)
-    covered = np.sum((found.upper[:, 0, 0] > 1) & (found.left < 1))
+    covered = np.sum((bounds_of_draws.upper[:, 0, 0] > 1) & (bounds_of_draws.left < 1))
     assert covered >= 40  # 0.9 for two one-sided 95 % bounds, less for the small sample
 
 
@@ -379,13 +381,13 @@ def numbers_of_certificates(layers, states, labels, weights):
         sites = attention_sites(flow, ledger.states, ledger.covectors, grid)
         return ledger, residual.amplification(norms), sites
 
-    found, bounds, sites = jax.vmap(one)(states, labels)
+    ledgers, bounds, sites = jax.vmap(one)(states, labels)
     energies = terminal_covectors.readout_residual_energies(
-        readout, found.states[:, -1], labels, SHORT
+        readout, ledgers.states[:, -1], labels, SHORT
     )
-    regional = regional_channels(jax.vmap(lambda f: f.vectors)(found), SHORT)
-    terminal = found.covectors[:, -1]
-    initial = found.covectors[:, 0]
+    regional = regional_channels(jax.vmap(lambda f: f.vectors)(ledgers), SHORT)
+    terminal = ledgers.covectors[:, -1]
+    initial = ledgers.covectors[:, 0]
     averages = lim.regional_averages((initial**2).sum(axis=2).mean(axis=0), SHORT)
     cone = lim.adjoint.joint_cone(sites, grid)
     return cone, terminal, initial, bounds.product, regional, energies, averages
@@ -397,7 +399,7 @@ def judged():
     inputs = [random_example(seed) for seed in range(NETWORKS)]
     stacked = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *inputs)
     outputs = jax.tree.map(np.asarray, numbers_of_certificates(*stacked))
-    found = []
+    judgements = []
     for seed in range(NETWORKS):
         cone, terminal, initial, product, regional, energies, averages = jax.tree.map(
             lambda leaf: jnp.asarray(leaf[seed]),  # noqa: B023
@@ -411,8 +413,8 @@ def judged():
             "double": deficits.double_deficit(regional, exact_bounds(regional)),
             "queries": criteria.right_biased_queries(weights, energies, terminal, SHORT),
         }
-        found.append((certificates, bool(min(averages[0], averages[2]) > averages[1])))
-    return found
+        judgements.append((certificates, bool(min(averages[0], averages[2]) > averages[1])))
+    return judgements
 
 
 @pytest.mark.slow

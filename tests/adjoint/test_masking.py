@@ -101,8 +101,8 @@ def test_minus_infinity_is_removal(monkeypatch):
     rest = flow.horizon, "split", falling_profile, None, kept
     states = numpy_network.flow(layers_of(flow), np.asarray(x)[kept], *rest)
     np.testing.assert_allclose(gradient.loss, np.sin(states + np.asarray(y)[kept]).sum(), 1e-12)
-    for found in (gradient.by_head[:, :, removed], gradient.covector[removed]):
-        np.testing.assert_array_equal(found, 0)
+    for removed_gradient in (gradient.by_head[:, :, removed], gradient.covector[removed]):
+        np.testing.assert_array_equal(removed_gradient, 0)
     assert np.isfinite(gradient.by_head).all()
 
 
@@ -122,8 +122,10 @@ def test_on_other_grids_both_derivatives_are_densities_of_central_differences(ma
     along = random_states(4, LENGTH)
     slope = difference_by_calls(lambda at: measured(at).loss, at, (xi, along))
     gradient = measured(jax.device_put(at))
-    found = lim.grid.inner(gradient.covector, xi, grid) + lim.integral(along * gradient.total, grid)
-    np.testing.assert_allclose(found, slope, rtol=1e-8)
+    directional = lim.grid.inner(gradient.covector, xi, grid) + lim.integral(
+        along * gradient.total, grid
+    )
+    np.testing.assert_allclose(directional, slope, rtol=1e-8)
 
 
 @pytest.mark.slow
@@ -271,8 +273,8 @@ FLOW = random_flow()
 
 def of_own_attention():
     """Which may read no log weights: its derivative in them would be zero."""
-    own = replace(FLOW.layers.attention, attend=lambda *slots, **options: slots[-1])
-    return replace(FLOW, layers=replace(FLOW.layers, attention=own))
+    attention = replace(FLOW.layers.attention, attend=lambda *slots, **options: slots[-1])
+    return replace(FLOW, layers=replace(FLOW.layers, attention=attention))
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -28,14 +28,14 @@ def test_readout_residuals_times_query_weights_are_the_terminal_energies(targets
     states = random_states(1, 3, LENGTH, 6)
     weights = random_labels(8, 1, LENGTH)[0]
     measured = eqx.filter_jit(terminal_covectors.readout_residual_energies)
-    found = np.asarray(measured(readout, states, targets, REGIONS))
+    energies = np.asarray(measured(readout, states, targets, REGIONS))
 
     def loss(x, y):
         return lim.autoregressive_cross_entropy(readout(x, GRID), y, weights)
 
     covectors = np.asarray(jax.jit(jax.vmap(jax.grad(loss)))(states, targets))
     euclidean = (covectors**2).sum(axis=2).mean(axis=0)
-    np.testing.assert_allclose(np.asarray(weights) ** 2 * found, euclidean, rtol=1e-10)
+    np.testing.assert_allclose(np.asarray(weights) ** 2 * energies, euclidean, rtol=1e-10)
 
 
 def test_residual_energies_of_another_map_at_every_token():
@@ -44,12 +44,12 @@ def test_residual_energies_of_another_map_at_every_token():
     blocks = random_states(4, LENGTH, 1, 5, 6)
     states = random_states(1, 3, LENGTH, 6)
     measured = eqx.filter_jit(terminal_covectors.readout_residual_energies)
-    found = measured(LocalReadout(blocks), states, ROWS, REGIONS)
+    energies = measured(LocalReadout(blocks), states, ROWS, REGIONS)
     maps = np.asarray(blocks)[:, 0]
     logits = np.einsum("ivd,nid->niv", maps, np.asarray(states))
     residual = 1.7 * np.exp(log_softmax(logits, axis=2)) - np.asarray(ROWS)
     covectors = np.einsum("ivd,niv->nid", maps, residual)
-    np.testing.assert_allclose(found, (covectors**2).sum(axis=2).mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(energies, (covectors**2).sum(axis=2).mean(axis=0), rtol=1e-12)
     behind = LocalReadout(jnp.pad(blocks, ((0, 0), (0, 2), (0, 0), (0, 0))))
     with pytest.raises(eqx.EquinoxRuntimeError, match="expected a tokenwise"):
         measured(behind, states, ROWS, REGIONS)
@@ -111,15 +111,15 @@ def test_query_masses_of_a_step_are_known(delta, last, ratio, by_masses, by_squa
     steps = after * np.where(np.arange(size) < last, ratio, 1.0)
     alpha = jax.device_put(np.diff(cells(np.arange(size + 1.0))) * steps)
     regions = lim.boundary_regions(grid, delta, "points")
-    found = jax.jit(terminal_covectors.query_masses, static_argnums=1)(alpha, regions)
+    masses = jax.jit(terminal_covectors.query_masses, static_argnums=1)(alpha, regions)
     nodes = ((np.arange(size) + 0.5) / size) ** 3
     ends = np.array([0, (nodes < delta).sum(), (nodes < 1 - delta).sum(), size])
     lengths = np.diff(cells(ends))
     early = np.diff(cells(np.minimum(ends, last)))
-    np.testing.assert_allclose(found.masses, after * (lengths + (ratio - 1) * early), rtol=1e-12)
+    np.testing.assert_allclose(masses.masses, after * (lengths + (ratio - 1) * early), rtol=1e-12)
     squares = after**2 * (lengths + (ratio**2 - 1) * early) / lengths
-    np.testing.assert_allclose(found.squares, squares, rtol=1e-12)
-    judged = bool(found.right_biased), bool(found.right_biased_by_squares)
+    np.testing.assert_allclose(masses.squares, squares, rtol=1e-12)
+    judged = bool(masses.right_biased), bool(masses.right_biased_by_squares)
     assert judged == (by_masses, by_squares)
 
 

@@ -77,8 +77,8 @@ def test_scores_lie_between_effects_in_all_sets_and_the_mask_gradient(model, sco
     mean, of one weight for all, of the document's effect over the sets and of its mask gradient,
     scaled to these effects by least squares."""
     answer = answer_segments(CONTEXT, None, "token")
-    found = score(16, answer=answer)
-    known = mask_gradient.METHOD.scores(model, CONTEXT, answer, found.parts, LOSS, Run())
+    scores = score(16, answer=answer)
+    known = mask_gradient.METHOD.scores(model, CONTEXT, answer, scores.parts, LOSS, Run())
     for row in range(2):
         effects = np.array(
             [
@@ -89,45 +89,45 @@ def test_scores_lie_between_effects_in_all_sets_and_the_mask_gradient(model, sco
         prior = known.by_part[row, :3]
         slope = prior @ effects / (prior @ prior)
         scaled = max(slope, 0) * prior
-        weights = (found.by_part[row, :3] - scaled) / (effects - scaled)
+        weights = (scores.by_part[row, :3] - scaled) / (effects - scaled)
         np.testing.assert_allclose(weights, weights[0], rtol=1e-6)
         assert 0 < weights[0] <= 1
-        assert (found.errors[row, :3] > 0).all()
+        assert (scores.errors[row, :3] > 0).all()
 
 
 @pytest.mark.slow
 def test_what_is_no_document_is_left_out_alone_and_has_no_error(score, model):
-    found = score(16)
+    scores = score(16)
     whole = losses_of_text(model, "a=1 b=22 c=3 a=").sum()
     without = losses_of_text(model, "a=1b=22c=3=").sum()  # what asks stays
-    assert [part.within for part in found.parts] == ["first", "second", "third", ""]
-    np.testing.assert_allclose(found.by_part[0, 3], without - whole, rtol=1e-9)
-    assert np.isnan(found.errors[0, 3])
-    assert [*found.errors_by_name()] == [(name, "part") for name in ("first", "second", "third")]
+    assert [part.within for part in scores.parts] == ["first", "second", "third", ""]
+    np.testing.assert_allclose(scores.by_part[0, 3], without - whole, rtol=1e-9)
+    assert np.isnan(scores.errors[0, 3])
+    assert [*scores.errors_by_name()] == [(name, "part") for name in ("first", "second", "third")]
 
 
 def test_errors_of_the_parts_of_an_answer_add_up_as_squares(score):
-    found = score(16, answer=answer_segments(CONTEXT, None, "token"))
-    errors = found.errors_by_name()
-    expected = np.sqrt(np.sum(found.errors[:, 1] ** 2))
+    scores = score(16, answer=answer_segments(CONTEXT, None, "token"))
+    errors = scores.errors_by_name()
+    expected = np.sqrt(np.sum(scores.errors[:, 1] ** 2))
     np.testing.assert_allclose(errors["second", "part"], expected, rtol=1e-12)
-    assert found.total_effect.shape == (2,)
+    assert scores.total_effect.shape == (2,)
 
 
 def test_too_few_passes_leave_the_mask_gradient_alone(score, model):
-    found = score(6)
-    known = mask_gradient.METHOD.scores(model, CONTEXT, found.answer, found.parts, LOSS, Run())
-    np.testing.assert_array_equal(found.by_part, known.by_part)
-    assert found.errors is None
+    scores = score(6)
+    known = mask_gradient.METHOD.scores(model, CONTEXT, scores.answer, scores.parts, LOSS, Run())
+    np.testing.assert_array_equal(scores.by_part, known.by_part)
+    assert scores.errors is None
 
 
 def test_a_document_that_is_alone_is_left_out(score, model):
     """Its effect has no other documents to differ with, and no error."""
     context = tokenize_context(RenderedPrompt("a=1 b=22 c=3 a=", SPANS[1:2]), "17", loss="margin")
-    found = score(16, context)
+    scores = score(16, context)
     gained = losses_of_text(model, "a=1  c=3 a=") - losses_of_text(model, "a=1 b=22 c=3 a=")
-    np.testing.assert_allclose(found.by_part[0, 0], gained.sum(), rtol=1e-9)
-    assert found.errors is None and found.total_effect is not None
+    np.testing.assert_allclose(scores.by_part[0, 0], gained.sum(), rtol=1e-9)
+    assert scores.errors is None and scores.total_effect is not None
 
 
 @pytest.mark.parametrize(("passes", "answer", "texts"), [(16, 1, 22), (16, 3, 14), (4, 1, 0)])

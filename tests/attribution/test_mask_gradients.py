@@ -98,8 +98,8 @@ def derivatives(model):
     assert (np.asarray(numbers)[inside] >= 0).all() and (np.asarray(numbers)[~inside] < 0).all()
     at = jnp.where(inside, jnp.log(0.2), 0)
     gradients = eqx.filter_jit(jax.vmap(jax.grad(of_row, 1), (0, None)))
-    found = gradients(jax.device_put(weights), at)
-    return np.where(np.arange(CONTEXT.length) > 0, found, 0)
+    slopes = gradients(jax.device_put(weights), at)
+    return np.where(np.arange(CONTEXT.length) > 0, slopes, 0)
 
 
 @pytest.mark.slow
@@ -146,11 +146,11 @@ def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch, tmp
 
     assert scores.total_effect is not None and scores.by_token is not None
     sums = scores.by_token.sum(axis=1)
-    for row, added, given in zip(rows, sums, scores.total_effect, strict=True):
+    for row, added, total_effect in zip(rows, sums, scores.total_effect, strict=True):
         weights = jnp.asarray(np.isin(asked, row.positions) * CONTEXT.weights[asked])
         expected = loss(sharp, weights, np.log(1e-3)) - loss(sharp, weights, 0.0)
-        np.testing.assert_allclose(given, expected, rtol=1e-8)
-        assert abs(added - given) <= abs(given) / 20
+        np.testing.assert_allclose(total_effect, expected, rtol=1e-8)
+        assert abs(added - total_effect) <= abs(total_effect) / 20
     nodes = [count for count, _ in taken]
     assert nodes == [2**power for power in range(len(taken))] and len(taken) > 1
     left = [rows for _, rows in taken]
@@ -175,8 +175,8 @@ def test_a_note_counts_the_parts_that_do_not_add_up():
 def test_what_is_not_shown_is_not_missed():
     """A twentieth of what was given, or half of the second decimal that is printed."""
     sums = np.array([-0.897, -0.84, 0.004, 0.008])
-    given = np.array([-0.809, -0.809, 0.0, 0.002])
-    assert mask_path.is_unresolved(sums, given).tolist() == [True, False, False, True]
+    effects = np.array([-0.809, -0.809, 0.0, 0.002])
+    assert mask_path.is_unresolved(sums, effects).tolist() == [True, False, False, True]
 
 
 def test_scores_are_kept_in_a_table_and_as_labelled_arrays(tmp_path):
@@ -216,9 +216,9 @@ def test_layers_in_files_are_read_at_most_twice_and_not_again_from_a_checkpoint(
     gradients = mask_gradients.mask_gradients
     rule = np.array([[np.log(0.2)], [1.0]])
     for _ in range(2):
-        found = gradients(away, CONTEXT, PARTS[-1:], LOSS, rule, Run(tmp_path))
+        slopes = gradients(away, CONTEXT, PARTS[-1:], LOSS, rule, Run(tmp_path))
         jax.effects_barrier()
-        np.testing.assert_allclose(found, derivatives[-1:], rtol=1e-9, atol=1e-14)
+        np.testing.assert_allclose(slopes, derivatives[-1:], rtol=1e-9, atol=1e-14)
     with pytest.raises(Refusal, match="checkpoint: got .*, of function"):
         gradients(away, CONTEXT, PARTS[:1], LOSS, rule, Run(tmp_path))
     assert len(reads) <= 4
@@ -235,9 +235,9 @@ def test_parts_that_are_not_there_are_refused():
 
 
 def test_all_parts_of_a_context_are_those_of_documents_then_others_and_the_rest():
-    found = [(part.within, part.text) for part in context_segments(CONTEXT)]
+    parts = [(part.within, part.text) for part in context_segments(CONTEXT)]
     others = [("user 1", " | "), ("question", "Who?"), ("", " It is é. So"[:0])]
-    assert found[0] == ("birds", TEXT[:31]) and found[1:3] == others[:2]
+    assert parts[0] == ("birds", TEXT[:31]) and parts[1:3] == others[:2]
     rest = context_segments(CONTEXT)[-1]
     assert rest.label == ("", "rest") and rest.positions.tolist() == [*range(39, CONTEXT.length)]
 

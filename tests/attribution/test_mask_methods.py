@@ -85,9 +85,9 @@ def loss_where_documents_weigh(network, weight):
 @pytest.fixture(scope="module")
 def mask_gradient(network):
     """Minus the slopes where documents weigh 0.2, and none of the context's first token."""
-    found = -slopes(network, np.where(INSIDE, np.log(0.2), 0))
-    assert abs(found[0]) > 1e-4, "otherwise the first token would have a score"
-    return np.where(np.arange(LENGTH) > 0, found, 0)
+    gradient = -slopes(network, np.where(INSIDE, np.log(0.2), 0))
+    assert abs(gradient[0]) > 1e-4, "otherwise the first token would have a score"
+    return np.where(np.arange(LENGTH) > 0, gradient, 0)
 
 
 @pytest.mark.slow
@@ -97,10 +97,10 @@ def test_a_mask_gradient_is_taken_where_documents_weigh_a_fifth(network, mask_gr
     answered = asked(network, "mask-gradient", parts=parts)
     np.testing.assert_allclose(answered.tokens, mask_gradient, rtol=1e-9, atol=1e-13)
     assert answered.tokens[0] == 0
-    found = {part.name: part.score for part in answered.parts}
+    by_name = {part.name: part.score for part in answered.parts}
     for name, (start, end) in PLACES.items():
         expected = mask_gradient[start:end].sum()
-        np.testing.assert_allclose(found[name], expected, rtol=1e-9, atol=1e-13)
+        np.testing.assert_allclose(by_name[name], expected, rtol=1e-9, atol=1e-13)
 
 
 @pytest.mark.slow
@@ -129,8 +129,8 @@ def test_a_profile_takes_the_same_mask_gradient(network, mask_gradient):
     assert scored.tokens[0] == 0, "the context's first token has no score"
     for name, (start, end) in PLACES.items():
         expected = mask_gradient[start:end].sum()
-        found = scored.by_name()[name, "part"]
-        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13)
+        score = scored.by_name()[name, "part"]
+        np.testing.assert_allclose(score, expected, rtol=1e-9, atol=1e-13)
 
 
 def test_a_profile_takes_the_same_path(network, path):
@@ -166,8 +166,8 @@ def test_documents_give_the_loss_without_them_less_that_of_the_whole(network, me
     expected = loss_where_documents_weigh(network, 1e-3) - loss_where_documents_weigh(network, 1)
     assert abs(expected) > 1e-3
     for parts in ("answer", "token"):
-        given = asked(network, method, parts=parts).total_effect
-        np.testing.assert_allclose(given, expected, rtol=1e-9)
+        total_effect = asked(network, method, parts=parts).total_effect
+        np.testing.assert_allclose(total_effect, expected, rtol=1e-9)
 
 
 def heads_of(network):
@@ -210,8 +210,8 @@ def test_heads_of_each_part_stand_by_size_and_those_in_no_part_are_left_out(head
 
 
 def test_of_more_heads_the_five_that_gave_most_are_told():
-    found = heads_of(byte_network(LENGTH, heads=4, depth=2, seed=3))
-    assert [head.name for head in found] == [name for name in PLACES for _ in range(5)]
+    strongest = heads_of(byte_network(LENGTH, heads=4, depth=2, seed=3))
+    assert [head.name for head in strongest] == [name for name in PLACES for _ in range(5)]
 
 
 @pytest.mark.slow
@@ -229,5 +229,5 @@ def test_a_signed_profile_shows_errors_of_two_contexts_and_of_one_none(network):
     other = CONTEXT._replace(window=np.where(CONTEXT.window == ord("2"), 55, CONTEXT.window))
     both = signed_profile(network, [CONTEXT, other], "margin")
     alone = signed_profile(network, [CONTEXT], "margin")
-    assert [len(f"{found}".splitlines()) for found in (both, alone)] == [2, 1]
+    assert [len(f"{profile}".splitlines()) for profile in (both, alone)] == [2, 1]
     assert np.isfinite(np.asarray(both.regional.error)).all()

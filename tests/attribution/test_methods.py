@@ -98,11 +98,11 @@ def scored(model, context, method, loss=LOSS):
 )
 def test_scores_of_tokens_are_those_of_the_formula_and_parts_their_sums(model, method):
     for context in CONTEXTS:
-        found = scored(model, context, method)
+        scores = scored(model, context, method)
         expected = by_formula(model, context, method)
-        assert found.tokens is not None
-        np.testing.assert_allclose(found.tokens, expected, rtol=1e-9, atol=1e-13)
-        by_name = found.by_name()
+        assert scores.tokens is not None
+        np.testing.assert_allclose(scores.tokens, expected, rtol=1e-9, atol=1e-13)
+        by_name = scores.by_name()
         assert [*by_name] == [name for name in NAMES if name in by_name]
         for span in context.spans:
             part = by_name[span.name, "part"]
@@ -192,12 +192,12 @@ def test_a_sparse_regression_finds_the_terms_of_a_sum(model, monkeypatch):
     monkeypatch.setattr(ablations, "losses_without", losses)
     answer = answer_segments(CONTEXTS[0], None, "token")
     parts = context_segments(CONTEXTS[0])
-    found = ablations.scores(model, CONTEXTS[0], answer, parts, LOSS, Run()).by_part
+    by_part = ablations.scores(model, CONTEXTS[0], answer, parts, LOSS, Run()).by_part
     # The Lasso takes its strength, over a feature's deviation, from every term.
     strength = 0.01 / seen[0].std(axis=0)
     shrunk = np.sign(terms) * np.maximum(np.abs(terms) - strength, 0)
-    np.testing.assert_allclose(found, shrunk, atol=8e-3)
-    assert found[0, 1] == found[0, 3] == found[1, 0] == 0 and seen[0].shape == (64, 4)
+    np.testing.assert_allclose(by_part, shrunk, atol=8e-3)
+    assert by_part[0, 1] == by_part[0, 3] == by_part[1, 0] == 0 and seen[0].shape == (64, 4)
     assert abs(seen[0].mean() - 0.5) < 0.15
 
 
@@ -209,9 +209,9 @@ def test_scores_go_on_after_the_last_context(model, tmp_path, monkeypatch):
     calls = []
     scores = models.ids._scores
     monkeypatch.setattr(models.ids, "_scores", lambda *of: calls.append(of) or scores(*of))
-    found = score(CONTEXTS, method=method)
+    result = score(CONTEXTS, method=method)
     assert len(calls) == 1
-    np.testing.assert_array_equal(found.scores[0].tokens, first.scores[0].tokens)
+    np.testing.assert_array_equal(result.scores[0].tokens, first.scores[0].tokens)
     with pytest.raises(ValueError, match="another"):
         score(CONTEXTS[1:], method=method)
     other = CONTEXTS[1]._replace(spans=CONTEXTS[1].spans[:1])  # the same ids, fewer parts

@@ -71,24 +71,24 @@ def scored(by_name, tokens=None, given=None):
 
 
 def records():
-    found = [scored(parts, tokens) for parts, tokens in zip(SCORES, TOKENS, strict=True)]
-    return {record.name: record for record in mean_scores_of_parts(CONTEXTS, found)}
+    scores = [scored(parts, tokens) for parts, tokens in zip(SCORES, TOKENS, strict=True)]
+    return {record.name: record for record in mean_scores_of_parts(CONTEXTS, scores)}
 
 
 def test_shares_of_scores_of_both_signs_are_of_the_documents_sizes():
     """One and three of four in the first context, all in the second; the question has no share."""
-    found = records()
-    assert list(found) == ["one", "two", "question", ""]
-    assert found["one"].of_documents == pytest.approx((1 / 4 - 1) / 2)
-    assert found["two"].of_documents == pytest.approx(-3 / 4)
-    assert found["question"].of_documents is None and found[""].of_documents is None
-    assert found["one"].score == pytest.approx(-0.5) and found["one"].contexts == 2
+    by_name = records()
+    assert list(by_name) == ["one", "two", "question", ""]
+    assert by_name["one"].of_documents == pytest.approx((1 / 4 - 1) / 2)
+    assert by_name["two"].of_documents == pytest.approx(-3 / 4)
+    assert by_name["question"].of_documents is None and by_name[""].of_documents is None
+    assert by_name["one"].score == pytest.approx(-0.5) and by_name["one"].contexts == 2
 
 
 def test_the_tokens_of_a_record_that_hold_most_are_those_that_speak_for_it():
-    found = records()
-    assert found["two"].most == "“c” 100 %, “b” 0 %"
-    assert found["one"].most == "“a” 100 %, “x” 0 %"
+    by_name = records()
+    assert by_name["two"].most == "“c” 100 %, “b” 0 %"
+    assert by_name["one"].most == "“a” 100 %, “x” 0 %"
 
 
 def parts_of_scores(*scores):
@@ -114,8 +114,8 @@ def test_a_finding_tells_the_least_score_only_where_it_speaks_against():
 def test_a_finding_says_by_how_much_scores_may_miss_what_documents_give():
     """To either side: in the first context they are half a unit too large."""
     name = ("a", "part")
-    found = [scored({name: 1.5}, given=1.0), scored({name: 2.25}, given=2.5)]
-    said = scores_finding(ScoresOfContexts("mask-path", [], found, parts_of_scores(1.875, 0)))
+    scores = [scored({name: 1.5}, given=1.0), scored({name: 2.25}, given=2.5)]
+    said = scores_finding(ScoresOfContexts("mask-path", [], scores, parts_of_scores(1.875, 0)))
     assert said.endswith(
         " All documents together give +1.750 on average; their scores add up to +1.875, and differ "
         "from it by at most 0.500 in a context."
@@ -147,8 +147,8 @@ def test_rows_of_contexts_say_how_their_influence_lies_in_regions(tmp_path):
     write_contexts(measured, influence, shares, range(0, 4, 2), tmp_path)
     first, second = rows_of(tmp_path / "contexts.csv")
     assert (first["context"], first["tokens"], first["asked"]) == ("0", "5", "4")
-    found = [float(first[name]) for name in ("total", "left", "middle", "right")]
-    np.testing.assert_allclose(found, [2.0, 0.1, 0.5, 0.4])
+    numbers = [float(first[name]) for name in ("total", "left", "middle", "right")]
+    np.testing.assert_allclose(numbers, [2.0, 0.1, 0.5, 0.4])
     assert [float(second[name]) for name in ("total", "left", "middle", "right")] == [0] * 4
     assert second["context"] == "2", "numbered by the first of its two orders"
     records = rows_of(tmp_path / "records_by_context.csv")

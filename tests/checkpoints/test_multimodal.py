@@ -117,9 +117,9 @@ def test_sizes_of_a_text_in_llava_are_by_default_its_familys(tmp_path):
     write(tmp_path)
     config = {"model_type": "llava", "text_config": {"model_type": "mistral", "hidden_size": 8}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    found = text_part(open_checkpoint(tmp_path)).config
-    assert (found["num_key_value_heads"], found["intermediate_size"]) == (8, 14_336)
-    assert (found["model_type"], found["hidden_size"]) == ("mistral", 8)
+    text_config = text_part(open_checkpoint(tmp_path)).config
+    assert (text_config["num_key_value_heads"], text_config["intermediate_size"]) == (8, 14_336)
+    assert (text_config["model_type"], text_config["hidden_size"]) == ("mistral", 8)
 
 
 def test_experts_lie_either_way_round(tmp_path):
@@ -139,10 +139,10 @@ def test_experts_lie_either_way_round(tmp_path):
             save_file(stored, tmp_path / WHOLE)
             (tmp_path / "config.json").write_text("{}")
             read = Reader(open_checkpoint(tmp_path), "float32")
-            found = reader.read(read, "mlp", reader, recipe_of(config))
-            both = np.concatenate([found["gate"], found["up"]], axis=1)
+            experts = reader.read(read, "mlp", reader, recipe_of(config))
+            both = np.concatenate([experts["gate"], experts["up"]], axis=1)
             np.testing.assert_array_equal(both, arrays["mlp.experts.gate_up_proj"])
-            np.testing.assert_array_equal(found["down"], arrays["mlp.experts.down_proj"])
+            np.testing.assert_array_equal(experts["down"], arrays["mlp.experts.down_proj"])
 
 
 def test_options_and_tensors_of_text_may_stand_among_those_of_images(tmp_path):

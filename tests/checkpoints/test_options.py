@@ -327,8 +327,8 @@ def test_routers_that_nothing_is_said_of_are_the_publishers(family):
     recipe: Any = recipe_of(least(family))
     mixture = (recipe.layers[-1] if recipe.layers else recipe).network
     mixture = getattr(mixture, "sublayer", mixture)  # of MiniMax, beside a norm
-    found = (mixture.num_experts, *mixture.routing[:7], set(mixture.dense_layers), mixture.shared)
-    assert found == MIXTURES[family]
+    router = (mixture.num_experts, *mixture.routing[:7], set(mixture.dense_layers), mixture.shared)
+    assert router == MIXTURES[family]
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_moe"])
@@ -706,10 +706,10 @@ def test_layers_of_linear_attention_are_those_that_files_list():
 )
 def test_layers_of_attention_among_others_are_the_publishers(family, more, full):
     recipe = recipe_of(least(family, **more))
-    found = {
+    layers = {
         k for k, layer in enumerate(recipe.layers) if layer.attention is sublayers.read_attention
     }
-    assert found == full
+    assert layers == full
 
 
 def test_the_first_layers_of_lfm2_are_dense_two_where_nothing_is_said():
@@ -908,8 +908,8 @@ def test_options_of_other_families_may_say_what_a_network_does_anyway(family, op
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_options_of_other_families_may_say_what_a_network_does(family):
     config = least(family)
-    own = implied_options(config, recipe_of(config))
-    said = {name: values[0] for name, values in own.items() if values}
+    implied = implied_options(config, recipe_of(config))
+    said = {name: values[0] for name, values in implied.items() if values}
     unread = {name: value for name, value in said.items() if name not in config.read_names}
     stated = Configuration(unread | dict(config.options))
     refuse_unknown(stated)
@@ -920,13 +920,13 @@ def test_all_options_of_other_families_may_say_what_a_network_does(family):
 
 def test_what_options_of_other_families_say_otherwise_is_refused_by_name():
     config = least("qwen3_moe")
-    own = implied_options(config, recipe_of(config))
-    names = own.keys() - config.read_names - HARMLESS
+    implied = implied_options(config, recipe_of(config))
+    names = implied.keys() - config.read_names - HARMLESS
     assert len(names) > 90
     for name in names:
         said = Configuration({name: "other"})
         with pytest.raises(ValueError, match=f"config.json: got {name} = 'other', expected"):
-            refuse_unknown_beside(said, own)
+            refuse_unknown_beside(said, implied)
 
 
 def test_the_base_of_layers_that_are_not_there_says_nothing():

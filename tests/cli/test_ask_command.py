@@ -217,7 +217,7 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
     monkeypatch.setattr(mask_path, "NODES", 16)
     model = models.LanguageModel.from_pretrained(folder, "float64")
     answer = ask(model, "bc", documents, method="mask-path", answer="ab", foil="f")
-    given = sum(part.score for part in answer.parts)
+    total = sum(part.score for part in answer.parts)
     y: Any = answer.context.ask
     network = model.network
     u = np.zeros(answer.context.length)
@@ -235,13 +235,13 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
 
     ends = [float(loss(network, u)) for u in map(jax.device_put, (u, 0 * u))]
     assert abs(ends[0] - ends[1]) > 1e-3
-    np.testing.assert_allclose(given, ends[0] - ends[1], rtol=1e-5)
+    np.testing.assert_allclose(total, ends[0] - ends[1], rtol=1e-5)
     assert answer.total_effect == pytest.approx(ends[0] - ends[1], rel=1e-9)
-    both = f"give {answer.total_effect:+.2f} of log odds; their scores add up to {given:+.2f}."
+    both = f"give {answer.total_effect:+.2f} of log odds; their scores add up to {total:+.2f}."
     assert f"All documents together {both}" in str(answer)
     assert {part.score for part in answer.parts if part.kind != "document"} == {0.0}
     assert len(answer.scores.documents) > 2
-    np.testing.assert_allclose(answer.scores.by_part.sum(), given, rtol=1e-12)
+    np.testing.assert_allclose(answer.scores.by_part.sum(), total, rtol=1e-12)
     assert [part.text.strip() for part in answer.scores.answer] == [answer.text]
     plain = answer._replace(foil="")
     for one, unit in ((answer, "of the answer over the foil"), (plain, "on average")):
@@ -281,10 +281,10 @@ def gradient_without_others(model, context, answer, parts, loss, run):
         kept = np.arange(len(parts)) <= number
         left = without_parts(context, parts, kept)
         (there,) = [one for one in context_segments(left) if one.label == part.label]
-        found = METHODS["gradient-times-input"].scores(
+        scores = METHODS["gradient-times-input"].scores(
             model, left, [whole_answer(left)], [there], loss, run.within(f"{number}")
         )
-        rows[:, number] = found.by_part[0, 0] / len(answer)
+        rows[:, number] = scores.by_part[0, 0] / len(answer)
     return Scores(answer, parts, rows)
 
 
@@ -304,8 +304,8 @@ def test_a_method_of_a_users_goes_down_to_the_page(
     options = {"method": "mine", "answer": "ab", "document_parts": "documents"}
     assert commands[0].ask(folder, "bc", documents, **options, out=out) == 0
     parts = json.loads((out / "answer.json").read_text())["parts"]
-    found = {part["name"]: part["score"] for part in parts}
-    assert found == pytest.approx(expected, rel=1e-3)
+    by_name = {part["name"]: part["score"] for part in parts}
+    assert by_name == pytest.approx(expected, rel=1e-3)
     written = (out / "answer.html").read_text("utf-8")
     assert "a score is a score of mine" in written
     page = Read(written)
@@ -397,8 +397,8 @@ def test_an_answer_is_cut_where_no_id_ends_it(folder, monkeypatch):
     )
     model = models.LanguageModel(models.load(folder), end_ids=(9,))
     for most, cut in ((3, False), (2, True)):
-        (found,) = generate_answers([tokenize_prompt(RenderedPrompt("abc"))], model, tokens=most)
-        assert found.window.tolist() == [*b"abc", 1, 2] and found.cut is cut
+        (context,) = generate_answers([tokenize_prompt(RenderedPrompt("abc"))], model, tokens=most)
+        assert context.window.tolist() == [*b"abc", 1, 2] and context.cut is cut
 
 
 def test_what_to_know_of_answers_is_said(chatting):

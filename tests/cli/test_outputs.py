@@ -116,9 +116,9 @@ def test_every_name_is_in_the_table_with_its_unit():
 
 
 def test_a_character_of_several_tokens_keeps_a_row_for_each_in_which_it_can_be_read():
-    found = files._pieces(["n", "", "", "\u4e16", "!", ""])
+    pieces = files._pieces(["n", "", "", "\u4e16", "!", ""])
     wholes = [("\u4e16", "1/3"), ("\u4e16", "2/3"), ("\u4e16", "3/3")]
-    assert found == [("n", ""), *wholes, ("!", ""), ("\ufffd", "")]
+    assert pieces == [("n", ""), *wholes, ("!", ""), ("\ufffd", "")]
 
 
 def require_columns(found):

@@ -93,13 +93,13 @@ def euclidean_energies(folder, loss):
     def squares(context, y):
         return (jax.grad(getattr(model, loss))(model.embed(context), y) ** 2).sum(axis=1)
 
-    found = []
+    energies = []
     for prompt, answer in zip(PROMPTS, ANSWERS, strict=True):
         asked = jax.device_put(np.array([len(prompt) - 1, len(prompt)]))
         y = models.Targets(jax.device_put(answer), jnp.array([0.5, 0.5]), asked)
         context = jax.device_put(padded(prompt, answer)[:-1])
-        found.append(np.asarray(squares(context, y))[: len(prompt) + 1])
-    return found
+        energies.append(np.asarray(squares(context, y))[: len(prompt) + 1])
+    return energies
 
 
 @pytest.fixture(scope="module", params=list(LOSSES))
@@ -148,15 +148,15 @@ def test_a_records_share_is_the_mean_over_the_contexts_that_have_it(profiled, na
     (start, end), contexts = RECORDS[name]
     squares = [profiled.squares[i] for i in contexts]
     shares = [share_of(square, start, end) for square in squares]
-    found = {row["name"]: row for row in table(profiled.out / "records.csv")}[name]
-    assert float(found["share"]) == pytest.approx(np.mean(shares), rel=1e-4)
+    record = {row["name"]: row for row in table(profiled.out / "records.csv")}[name]
+    assert float(record["share"]) == pytest.approx(np.mean(shares), rel=1e-4)
     error = np.std(shares, ddof=1) / np.sqrt(len(shares))
-    assert float(found["error"]) == pytest.approx(error, rel=1e-3)
+    assert float(record["error"]) == pytest.approx(error, rel=1e-3)
     of_tokens = [(end - start) / len(square) for square in squares]
-    assert float(found["of_tokens"]) == pytest.approx(np.mean(of_tokens))
-    assert float(found["tokens"]) == end - start and found["kind"] == "part"
-    assert int(found["contexts"]) == len(contexts)
-    assert int(found["texts"]) == len({spelt(PROMPTS[i][start:end]) for i in contexts})
+    assert float(record["of_tokens"]) == pytest.approx(np.mean(of_tokens))
+    assert float(record["tokens"]) == end - start and record["kind"] == "part"
+    assert int(record["contexts"]) == len(contexts)
+    assert int(record["texts"]) == len({spelt(PROMPTS[i][start:end]) for i in contexts})
 
 
 @pytest.mark.slow
@@ -170,8 +170,8 @@ def test_a_record_names_the_letters_that_hold_most_of_it(profiled, name):
             held[letter] += energy / square.sum()
     most = sorted(held, key=held.__getitem__)[:-4:-1]
     percent = [100 * held[letter] / sum(held.values()) for letter in most]
-    found = {row["name"]: row for row in table(profiled.out / "records.csv")}[name]
-    told = [letter.split() for letter in found["most"].split(", ")]
+    record = {row["name"]: row for row in table(profiled.out / "records.csv")}[name]
+    told = [letter.split() for letter in record["most"].split(", ")]
     assert [letter for letter, *_ in told] == [f"“{letter}”" for letter in most]
     assert [float(part) for _, part, _ in told] == pytest.approx(percent, abs=0.51)
 
@@ -192,9 +192,11 @@ def test_what_stands_in_no_record_is_the_rest(profiled):
 @pytest.mark.slow
 def test_every_context_has_a_row_for_each_of_its_records(profiled):
     rows = [row for row in table(profiled.out / "records_by_context.csv") if row["name"]]
-    found = {(int(row["context"]), row["name"]): row for row in rows}
-    assert set(found) == {(i, name) for name, (_, contexts) in RECORDS.items() for i in contexts}
-    for (number, name), row in found.items():
+    by_record = {(int(row["context"]), row["name"]): row for row in rows}
+    assert set(by_record) == {
+        (i, name) for name, (_, contexts) in RECORDS.items() for i in contexts
+    }
+    for (number, name), row in by_record.items():
         start, end = RECORDS[name][0]
         square = profiled.squares[number]
         assert float(row["share"]) == pytest.approx(share_of(square, start, end), rel=1e-4)
@@ -227,14 +229,14 @@ def test_a_contexts_row_has_its_total_and_the_shares_of_its_regions(profiled):
         length = len(square)
         assert (int(row["tokens"]), int(row["asked"])) == (length, length - 2)
         assert float(row["total"]) == pytest.approx(length * square.sum(), rel=1e-3)
-        found = [float(row[region]) for region in REGIONS]
-        assert sum(found) == pytest.approx(1, rel=1e-4)
+        shares = [float(row[region]) for region in REGIONS]
+        assert sum(shares) == pytest.approx(1, rel=1e-4)
         if length == 9:  # that of most, and so the common grid's
             edges = 0.3 * length, 0.7 * length
             before = [square @ np.clip(edge - np.arange(length), 0, 1) for edge in edges]
             left, up_to_right = np.array(before) / square.sum()
             expected = left, up_to_right - left, 1 - up_to_right
-            np.testing.assert_allclose(found, expected, rtol=2e-3)
+            np.testing.assert_allclose(shares, expected, rtol=2e-3)
 
 
 @pytest.mark.slow
@@ -393,9 +395,9 @@ def test_a_part_is_scored_by_leaving_it_out(left_out, gains, row, name):
     gained = [gain for _, of, gain in gains if of == name]
     error = np.std(gained, ddof=1) / np.sqrt(len(gained))
     expected = np.array([np.mean(gained), error, len(gained)])
-    found = [float(one[of]) for of in ("score", "error", "contexts")]
-    np.testing.assert_allclose(found, expected, rtol=2e-3)
-    assert one["most"] == "" and f"{found[0]:+.3f}  {found[1]:>8.3f}" in left_out.printed
+    numbers = [float(one[of]) for of in ("score", "error", "contexts")]
+    np.testing.assert_allclose(numbers, expected, rtol=2e-3)
+    assert one["most"] == "" and f"{numbers[0]:+.3f}  {numbers[1]:>8.3f}" in left_out.printed
 
 
 @pytest.mark.slow
@@ -404,8 +406,8 @@ def test_a_parts_share_is_that_of_the_scores_sizes(left_out, gains, row, name):
     """Of contexts with both, the share of a score among the sizes of both."""
     sizes = [sum(abs(gain) for at, _, gain in gains if at == n) for n in range(len(PROMPTS))]
     shares = [gain / sizes[n] for n, of, gain in gains if of == name]
-    found = table(left_out.out / "records.csv")[row]["of_documents"]
-    assert float(found) == pytest.approx(np.mean(shares), rel=2e-3)
+    share = table(left_out.out / "records.csv")[row]["of_documents"]
+    assert float(share) == pytest.approx(np.mean(shares), rel=2e-3)
 
 
 @pytest.mark.slow
@@ -583,8 +585,8 @@ def test_a_page_shows_the_first_contexts(folder, data, tmp_path, undrawn, monkey
     for energies, square in zip(kept.energies, every, strict=True):
         np.testing.assert_allclose(energies, len(square) ** 2 * square, rtol=1e-3)
     for number, expected in enumerate(every[:2]):
-        found = np.asarray(accounts[number].energy)
-        np.testing.assert_allclose(found / found.sum(), expected / expected.sum(), rtol=1e-3)
+        energy = np.asarray(accounts[number].energy)
+        np.testing.assert_allclose(energy / energy.sum(), expected / expected.sum(), rtol=1e-3)
         whole = spelt(np.concatenate([PROMPTS[number], ANSWERS[number]]))
         assert "".join(texts[number]).replace(" ", "") == whole
 
@@ -595,10 +597,10 @@ def test_accounts_of_a_run_that_is_taken_up_are_read(tmp_path, monkeypatch):
     windows = [np.array([7, 8, 9, 5])]
     weights = [np.full(3, 1 / 3)]
     of = byte_network(4), windows, weights
-    found = profile_run.accounts_of_contexts(*of, checkpoint=tmp_path)
+    accounts = profile_run.accounts_of_contexts(*of, checkpoint=tmp_path)
     monkeypatch.setattr(explanations, "account_of_context", None)
     again = profile_run.accounts_of_contexts(*of, checkpoint=tmp_path)
-    jax.tree.map(np.testing.assert_array_equal, again, found)
+    jax.tree.map(np.testing.assert_array_equal, again, accounts)
     others = [np.array([7, 8, 9, 5]), np.array([6, 5, 4])], [*weights, np.full(2, 1 / 2)]
     with pytest.raises(ValueError, match="checkpoint: got .*, of account"):
         profile_run.accounts_of_contexts(of[0], *others, checkpoint=tmp_path)

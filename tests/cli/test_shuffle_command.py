@@ -184,8 +184,8 @@ def test_the_figure_draws_each_document_and_their_mean_by_place(shuffled):
 def test_orders_of_a_line_count_as_one_context_in_the_profile(shuffled):
     averaged = shuffled.energies.reshape(2, 3, 46).mean(axis=1)
     density = averaged.mean(axis=0) / averaged.mean()
-    found = column(table(shuffled.out / "profile.csv"), "density")
-    np.testing.assert_allclose(found, density, rtol=1e-4)
+    density_column = column(table(shuffled.out / "profile.csv"), "density")
+    np.testing.assert_allclose(density_column, density, rtol=1e-4)
     profile = json.loads((shuffled.out / "profile.json").read_text())
     assert profile["influence"]["examples"] == 2
     kept = results.load(shuffled.out / "contexts.npz")

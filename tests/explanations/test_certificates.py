@@ -98,15 +98,15 @@ def test_where_a_criterion_cannot_hold_its_dear_numbers_are_left_out(monkeypatch
     ids, asked, adjoints = found()
     of_contexts = adjoints, REGIONS, DEPTH
     survival = certificates.survival_of_recency(model(), ids, *of_contexts, KEY, "all")
-    given = model(), (ids, asked), *of_contexts, loss
-    primacy = certificates.primacy_of_the_cone(*given, "all")
+    inputs = model(), (ids, asked), *of_contexts, loss
+    primacy = certificates.primacy_of_the_cone(*inputs, "all")
     assert survival.vacuous and primacy.vacuous
     least = primacy.premises[0].value
     with monkeypatch.context() as patched:
         for dear in ("_amplifications", "_joint_cone"):
             patched.setattr(certificates, dear, None)
         quick = certificates.survival_of_recency(model(), ids, *of_contexts, KEY, "deciding")
-        other = certificates.primacy_of_the_cone(*given, "deciding")
+        other = certificates.primacy_of_the_cone(*inputs, "deciding")
     for one, full in ((quick, survival), (other, primacy)):
         assert one.vacuous and one.decisive and not one.holds and one.name == full.name
         for seen, truth in zip(one.measured, full.measured, strict=True):
@@ -124,8 +124,8 @@ def test_where_a_criterion_cannot_hold_its_dear_numbers_are_left_out(monkeypatch
     still = adjoints._replace(growths=0 * adjoints.growths)
     again = certificates.survival_of_recency(model(), ids, still, REGIONS, DEPTH, KEY, "deciding")
     assert again == survival
-    monkeypatch.setattr(certificates, "_least_of_first_token", lambda *given: jnp.ones(()))
-    assert certificates.primacy_of_the_cone(*given, "deciding") == primacy
+    monkeypatch.setattr(certificates, "_least_of_first_token", lambda *inputs: jnp.ones(()))
+    assert certificates.primacy_of_the_cone(*inputs, "deciding") == primacy
 
 
 @pytest.mark.slow
@@ -231,8 +231,8 @@ def test_contexts_of_several_lengths_have_their_mean_cone_mass_by_overlap():
         regions = own_regions(len(window) - 1)
         mass = average_cone_mass(model(), jax.device_put(window[None]), regions)
         masses.append(carried(mass.value))
-    found = average_cone_mass(model(), OF_LENGTHS, FOUR_CELLS)
-    np.testing.assert_allclose(found.value, np.mean(masses, axis=0), rtol=1e-9)
+    mean_mass = average_cone_mass(model(), OF_LENGTHS, FOUR_CELLS)
+    np.testing.assert_allclose(mean_mass.value, np.mean(masses, axis=0), rtol=1e-9)
 
 
 @pytest.mark.slow

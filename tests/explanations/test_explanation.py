@@ -300,8 +300,8 @@ def test_contexts_needed_make_the_interval_as_narrow_as_asked():
     # Beyond minus one the width is a part of LIM.
     for middle, scale, width in ((1.0, 1.0, 0.1), (20.0, 9.0, 0.05)):
         many = drawn(contexts_needed(drawn(400, middle), width), middle)
-        found = 2 * float(many.index_errors().lim)
-        assert found == pytest.approx(width * scale, rel=0.2)
+        interval_width = 2 * float(many.index_errors().lim)
+        assert interval_width == pytest.approx(width * scale, rel=0.2)
         assert float(many.indices().lim) == pytest.approx(1 - middle / 2, abs=3 * width * scale)
     assert contexts_needed(drawn(1, 1.0)) is None
     line = influence_table(drawn(2, 1.0)).splitlines()[-1]

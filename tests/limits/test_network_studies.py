@@ -394,7 +394,7 @@ def four_of_each(p):
 )
 @pytest.mark.usefixtures("as_users_run")
 def test_what_has_no_limit_or_no_slope_is_refused(message, changed):
-    given = {"network": FLOW, "grids": TOKENS, "quantities": {"state": state}} | changed
+    arguments = {"network": FLOW, "grids": TOKENS, "quantities": {"state": state}} | changed
     with pytest.raises(ValueError) as refused:
-        lim.limits.convergence_study(states=four_of_each, **given)
+        lim.limits.convergence_study(states=four_of_each, **arguments)
     assert message in str(refused.value)

@@ -155,9 +155,11 @@ def test_a_field_that_is_not_smooth_gets_no_bound_and_its_own_order():
         errors = np.abs(np.cumsum(i**0.6) / i - i**0.6 / 1.6) / size**0.6
         inside = errors[5 * i >= size]
         left = errors[5 * i <= size]
-        found = [studies[name].errors[place] for name in ("inside", "mean square", "left region")]
+        errors_at_place = [
+            studies[name].errors[place] for name in ("inside", "mean square", "left region")
+        ]
         expected = inside.max(), np.sqrt((inside**2).sum() / size), left.mean()
-        np.testing.assert_allclose(found, expected, rtol=1e-3)
+        np.testing.assert_allclose(errors_at_place, expected, rtol=1e-3)
 
 
 @pytest.mark.slow
@@ -344,8 +346,8 @@ def test_strang_is_of_second_order_between_nonlinear_sublayers():
             for depth, step in flows
         ]
 
-    *found, exact = map(float, ends(jnp.asarray(np.full((2, 1), 0.4))))
-    errors = [abs(end - exact) for end in found]
+    *values, exact = map(float, ends(jnp.asarray(np.full((2, 1), 0.4))))
+    errors = [abs(end - exact) for end in values]
     assert abs(fit_order(depths, errors).value - 2) < 0.15
 
 
@@ -641,12 +643,12 @@ def test_a_readouts_adjoint_is_bounded_by_its_weights_norm():
         expected = max(np.linalg.norm(np.asarray(weight) * slope, 2) for slope in slopes)
         np.testing.assert_allclose(bound(network, x, grid), expected, rtol=1e-12)
     # A band's rows and columns sum to one where its edges reflect, and to less at the others.
-    found = {
+    bounds = {
         edges: float(bound(lim.BandReadout(weight, 0.4, edges), smooth(GRID.nodes), GRID))
         for edges in ("reflecting", "zero")
     }
-    np.testing.assert_allclose(found["reflecting"], largest, rtol=1e-9)
-    assert 0.8 * largest < found["zero"] < largest
+    np.testing.assert_allclose(bounds["reflecting"], largest, rtol=1e-9)
+    assert 0.8 * largest < bounds["zero"] < largest
 
 
 @pytest.mark.slow

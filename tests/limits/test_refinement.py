@@ -30,10 +30,10 @@ def test_fitted_orders_are_numpys_with_their_covariance(count):
 def test_an_order_is_of_positive_finite_numbers(broken):
     numbers = [1.0, 2, 4, 8]
     for changed in (0, 1):
-        given = [numbers, [1.0, 0.5, 0.25, 0.125]]
-        given[changed] = [*given[changed][:3], broken]
+        arguments = [numbers, [1.0, 0.5, 0.25, 0.125]]
+        arguments[changed] = [*arguments[changed][:3], broken]
         with pytest.raises(ValueError, match="errors: got .+ expected at least four positive"):
-            fit_order(*given)
+            fit_order(*arguments)
 
 
 def test_the_constant_of_attention_is_the_proofs_by_loops():

@@ -103,10 +103,10 @@ def test_the_gradient_of_a_loss_of_ids_reaches_the_embeddings(model):
     def gradient(model):
         return eqx.filter_grad(lambda model: loss_of_ids(model, IDS, y))(model)
 
-    found = gradient(model)
-    rows = np.abs(np.asarray(found.embedding)).max(axis=1) > 1e-6
+    gradients = gradient(model)
+    rows = np.abs(np.asarray(gradients.embedding)).max(axis=1) > 1e-6
     assert rows.all()  # the head reads all words
-    moved = np.abs(np.asarray(found.positions)).max(axis=1) > 1e-6
+    moved = np.abs(np.asarray(gradients.positions)).max(axis=1) > 1e-6
     np.testing.assert_array_equal(moved, np.arange(PLACES) < 7)
 
 
@@ -421,9 +421,9 @@ def test_packed_contexts_have_the_logits_and_losses_of_contexts_alone(tmp_path, 
         )(model)
         return one, apart, model.logits(ids, packed)
 
-    given = jax.device_put((ids, np.roll(ids, -1), np.repeat([0, 1], [7, 4])))
-    *found, logits = eqx.filter_jit(measured)(model, *given)
-    for ours, theirs in zip(*map(jax.tree.leaves, found), strict=True):
+    inputs = jax.device_put((ids, np.roll(ids, -1), np.repeat([0, 1], [7, 4])))
+    *losses, logits = eqx.filter_jit(measured)(model, *inputs)
+    for ours, theirs in zip(*map(jax.tree.leaves, losses), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
     expected = [publishers.logits(CONFIGS[name], row) for row in (ids[:7], ids[7:])]
     np.testing.assert_allclose(logits, np.concatenate(expected), rtol=1e-10, atol=1e-12)

@@ -132,8 +132,8 @@ def test_an_end_is_the_answers_last_id(tmp_path):
     model = model_of("llama", tmp_path)
     whole = models.answer(model, IDS[:5], tokens=8).tolist()
     end = next(one for one in whole if one != whole[0])
-    found = models.answer(model, IDS[:5], tokens=8, end=(36, end)).tolist()
-    assert found == whole[: whole.index(end) + 1] and 1 < len(found) < 8
+    ids = models.answer(model, IDS[:5], tokens=8, end=(36, end)).tolist()
+    assert ids == whole[: whole.index(end) + 1] and 1 < len(ids) < 8
     # The first one may be an end; those of the context say nothing.
     assert (
         models.answer(model, IDS[:5], tokens=8, end=[whole[0], *IDS[:5].tolist()]).tolist()

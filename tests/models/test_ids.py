@@ -51,14 +51,14 @@ def model(tmp_path_factory):
 def carried_by_loops(mass, edges):
     """Each token's mass shared out over cells, by how much of its own cell they cover."""
     length = len(mass)
-    found = np.zeros(len(edges) - 1)
-    for cell in range(len(found)):
+    masses = np.zeros(len(edges) - 1)
+    for cell in range(len(masses)):
         for place in range(length):
             end = (place + 1) / length
             start = place / length
             shared = min(edges[cell + 1], end) - max(edges[cell], start)
-            found[cell] += length * max(shared, 0) * mass[place]
-    return found
+            masses[cell] += length * max(shared, 0) * mass[place]
+    return masses
 
 
 loss_of_ids = LossOfIds(models.CausalLM.embed, models.CausalLM.loss)
@@ -154,8 +154,8 @@ def test_energies_that_are_interrupted_go_on_to_the_same_bits(model, tmp_path, m
         with pytest.raises(KeyboardInterrupt):
             go_on(model, [*windows, window_of(2)])
         assert measured == [len(window) - 2 for window in windows[first : first + 2]]
-    found = go_on(model, windows)  # any measurement would be an interruption
-    for ours, theirs in zip(found, whole, strict=True):
+    energies = go_on(model, windows)  # any measurement would be an interruption
+    for ours, theirs in zip(energies, whole, strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)
     moved = eqx.tree_at(lambda model: model.embedding, model, model.embedding + 1e-9)
@@ -185,8 +185,8 @@ def test_files_know_scores_of_ones_own_by_a_name(model, tmp_path):
     scored = partial(models.ids.scores_of_ids, squares, model, WINDOWS, checkpoint=tmp_path)
     with pytest.raises(ValueError, match="run: got no name for the function .*squares"):
         scored()
-    for window, found in zip(WINDOWS, scored(scores_name="squares"), strict=True):
-        np.testing.assert_array_equal(found, np.asarray(window)[:-1] ** 2)
+    for window, score in zip(WINDOWS, scored(scores_name="squares"), strict=True):
+        np.testing.assert_array_equal(score, np.asarray(window)[:-1] ** 2)
     with pytest.raises(ValueError, match="of function squares, expected one of function cubes"):
         scored(scores_name="cubes")
 
@@ -313,9 +313,9 @@ def test_batches_are_one_program_for_each_padded_length(model, calls, monkeypatc
     monkeypatch.setattr(models.ids, "TOKENS_AT_ONCE", 64)  # four of 16, as in no other test
     for lengths, programs in ((range(5, 16), 1), (range(16, 2, -1), 0)):
         windows = [window_of(length) for length in lengths]
-        with compilations() as found:
+        with compilations() as compiled:
             models.energies_of_ids(model, windows)
-        assert len(found) == programs
+        assert len(compiled) == programs
     assert [ids.shape for ids in calls] == 7 * [(4, 16)]
 
 
@@ -369,9 +369,9 @@ def test_padding_turns_no_place_otherwise(tmp_path, calls, monkeypatch):
         return jax.grad(model.loss)(x, y)
 
     others = [window_of(7, seed=1), window_of(8)]
-    found, *_ = models.energies_of_ids(model, [window, *others], ask=rising)
+    energy, *_ = models.energies_of_ids(model, [window, *others], ask=rising)
     slope = eqx.filter_jit(gradient)(model, window)
-    np.testing.assert_allclose(found, 49 * (slope**2).sum(axis=1), rtol=1e-9)
+    np.testing.assert_allclose(energy, 49 * (slope**2).sum(axis=1), rtol=1e-9)
     assert [ids.shape for ids in calls] == [(2, 7), (1, 8)]
     packed = models.Targets(window[1:], weights, starts=jax.device_put(np.array([0] * 4 + [4] * 3)))
     with pytest.raises(
@@ -454,7 +454,7 @@ def test_padded_and_packed_contexts_have_the_influence_of_each_alone(model):
 
 def test_windows_of_one_length_are_an_ordinary_batch(model):
     regions = lim.boundary_regions(lim.token_grid(3), "1/3")
-    found = models.influence_of_ids(model, THREE, regions)
+    by_windows = models.influence_of_ids(model, THREE, regions)
 
     def influence(model, windows):
         batch = jax.vmap(model.example, (0, None))(windows, teacher_forcing(3))
@@ -462,8 +462,8 @@ def test_windows_of_one_length_are_an_ordinary_batch(model):
         return of.density, of.density_error
 
     density, error = eqx.filter_jit(influence)(model, jnp.stack(THREE))
-    np.testing.assert_allclose(found.density, density, rtol=1e-12)
-    np.testing.assert_allclose(found.density_error, error, rtol=1e-10)
+    np.testing.assert_allclose(by_windows.density, density, rtol=1e-12)
+    np.testing.assert_allclose(by_windows.density_error, error, rtol=1e-10)
 
 
 def test_training_on_ids_moves_the_embedding(model):

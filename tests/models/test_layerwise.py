@@ -137,5 +137,5 @@ def test_a_loss_that_reads_the_network_otherwise_is_measured_in_one_program(tmp_
     measure = partial(models.energies_of_ids, model, [np.arange(6)], loss=of_twice_the_input)
     with pytest.raises(ValueError, match="run: got no name for the function .*of_twice_the_input"):
         measure(checkpoint=tmp_path / "kept")
-    found = measure(checkpoint=tmp_path / "kept", run="twice the input")
-    np.testing.assert_array_equal(measure()[0], found[0])
+    energies = measure(checkpoint=tmp_path / "kept", run="twice the input")
+    np.testing.assert_array_equal(measure()[0], energies[0])

@@ -56,15 +56,15 @@ def test_layers_of_kinds_are_added_up_and_recurrent_heads_count(tmp_path):
     alone = replace(opened.flow, layers=LayersByKind((layers,), (0,) * layers.depth))
     assert models.profile_memory(replace(opened, flow=alone), 7) == models.profile_memory(opened, 7)
     both = LayersByKind((layers, layers), (0, 1) * layers.depth)
-    found, before = (
+    memory_of_kinds, before = (
         models.profile_memory(replace(opened, flow=flow), 7)
         for flow in (replace(alone, layers=both), alone)
     )
     layer = memory._bytes(layers.source.like)
     states = 4 * layers.depth * 7 * 16
     # Twice as many layers, and the next one of each kind is read ahead.
-    assert round(found.offloaded - before.offloaded) == layer + states
-    assert round(found.in_memory - before.in_memory) == layers.depth * layer + states
+    assert round(memory_of_kinds.offloaded - before.offloaded) == layer + states
+    assert round(memory_of_kinds.in_memory - before.in_memory) == layers.depth * layer + states
     assert memory._numbers_of_token(gated_delta()) == 24 * 4  # two heads of two features
 
 

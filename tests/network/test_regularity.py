@@ -149,12 +149,12 @@ def steepness(norm):
 
 def head_sizes(attention, h):
     """Of queries, keys and values: the matrix's size, and how large a row of them can be."""
-    found = []
+    sizes = []
     for name in ("query", "key", "value"):
         matrix = size(getattr(attention, name)[h])
         bias = size(getattr(attention, f"{name}_bias")[h])
-        found.append((matrix, matrix * largest_token(attention.norm) + bias))
-    return found
+        sizes.append((matrix, matrix * largest_token(attention.norm) + bias))
+    return sizes
 
 
 def head_steps(attention, h):
@@ -247,8 +247,8 @@ def test_attention_is_lipschitz_in_its_parameters_block_by_block(bounded):
         (q, queries), (k, keys), (v, values) = head_sizes(bounded.attention, h)
         by_query = values * keys / 3**0.5
         by_key = values * queries / 3**0.5
-        own = [by_query * c, by_query, by_key * c, by_key, c, 1.0]
-        heads.append(size(np.array(own)))
+        constants = [by_query * c, by_query, by_key * c, by_key, c, 1.0]
+        heads.append(size(np.array(constants)))
         through_norm.append(by_query * q + by_key * k + v)
     matrices = bounded.output * size(np.array(heads))
     shift = bounded.output * size(np.array(through_norm))
@@ -573,9 +573,9 @@ def test_trajectories_stay_within_their_radius(step):
     grid = lim.graded_grid(12)
     x = random_states()
     flow = random_flow(1, depth=4, step=step, horizon=1.5, profile=lambda t: 2 * t)
-    found = jax.jit(lambda x: flow.trajectory(x, grid))(x)
-    sizes = np.sqrt((np.asarray(found.states) ** 2).sum(axis=2) @ np.asarray(grid.weights))
-    radius = trajectory_radius(flow.layers, x, grid, found.times, profile_bound=3.0)
+    trajectory = jax.jit(lambda x: flow.trajectory(x, grid))(x)
+    sizes = np.sqrt((np.asarray(trajectory.states) ** 2).sum(axis=2) @ np.asarray(grid.weights))
+    radius = trajectory_radius(flow.layers, x, grid, trajectory.times, profile_bound=3.0)
     np.testing.assert_allclose(radius[0], sizes[0], rtol=1e-12)
     assert np.all(sizes <= np.asarray(radius) * (1 + 1e-12))
 

@@ -183,8 +183,8 @@ def test_panels_integrate_polynomials_exactly(grid):
         expected = p ** (degree + 1) / (degree + 1)
         np.testing.assert_allclose(prefix @ p**degree, expected, rtol=0, atol=1e-15)
     degrees = np.arange(2 * grid.order)
-    found = jax.jit(lim.integral)(p[:, None] ** degrees, grid)
-    np.testing.assert_allclose(found, 1 / (degrees + 1), rtol=1e-14)
+    integrals = jax.jit(lim.integral)(p[:, None] ** degrees, grid)
+    np.testing.assert_allclose(integrals, 1 / (degrees + 1), rtol=1e-14)
     edges = np.asarray(grid.edges)
     assert np.all((edges[:-1] < p) & (p < edges[1:]))
 

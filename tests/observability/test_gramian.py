@@ -169,8 +169,8 @@ def test_the_deviation_of_many_probes_is_that_of_a_linear_form():
     covariance = 2 / probes * np.einsum("iab,jba->ij", gramians, gramians)
     pushed = centring @ np.asarray(gramian_traces(gramians))
     expected = 2 * np.sqrt(pushed @ covariance @ pushed)
-    found = gaussian_probe_moments(gramians, grid, probes).deviation
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    deviation = gaussian_probe_moments(gramians, grid, probes).deviation
+    np.testing.assert_allclose(deviation, expected, rtol=1e-6)
 
 
 def test_penalties_are_weighted_variances():
@@ -420,10 +420,10 @@ def test_all_routes_give_the_gramians_of_the_dense_jacobian(step):
 
         return jax.jacfwd(see)(x), both(), both(some) if step is lim.split else []
 
-    jacobian, found, at_some = jax.tree.map(np.asarray, jax.jit(routes)(x))
+    jacobian, by_route, at_some = jax.tree.map(np.asarray, jax.jit(routes)(x))
     expected = np.einsum("k,koia,koib->iab", steps, jacobian, jacobian)
     scale = np.abs(expected).max()
-    for gramians in found:
+    for gramians in by_route:
         np.testing.assert_allclose(gramians, expected, rtol=0, atol=1e-10 * scale)
     for gramians in at_some:
         np.testing.assert_allclose(gramians, expected[np.asarray(some)], rtol=0, atol=1e-10 * scale)

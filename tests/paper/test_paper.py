@@ -210,8 +210,8 @@ def test_the_summary_lays_out_what_it_is_given():
     }
     assert numbers["observability"]["imbalance"] == {"before": third[0], "after": third[-1]}
     smallest = np.asarray(results.condition_numbers.smallest).tolist()
-    found = [numbers["condition_number"][region]["min"] for region in paper.outcomes.REGION_NAMES]
-    assert found == smallest
+    least = [numbers["condition_number"][region]["min"] for region in paper.outcomes.REGION_NAMES]
+    assert least == smallest
     objectives = {name: row["objective"] for name, row in numbers["minimiser"].items()}
     assert objectives == {name: float(value) for name, value in results.objectives.items()}
 

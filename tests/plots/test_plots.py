@@ -271,11 +271,11 @@ def certificate(name, *sides, holds=True, vacuous=""):
 def test_certificates_draw_the_greater_side_as_the_greater():
     vectors = np.random.default_rng(0).standard_normal((3, 3, 3, 4))
     products = jax.device_put(np.einsum("nbad,nbcd->nbac", vectors, vectors))
-    found = exact_characterisation(lim.adjoint.RegionalChannels(products))
-    (axes,) = plots.certificate_margins([found], "title").axes
+    judged = exact_characterisation(lim.adjoint.RegionalChannels(products))
+    (axes,) = plots.certificate_margins([judged], "title").axes
     for name in ("greater", "lesser"):
         marks = [line for line in axes.lines if line.get_label() == f"must be {name}"]
-        for row, (mark, one) in enumerate(zip(marks, found.inequalities, strict=True)):
+        for row, (mark, one) in enumerate(zip(marks, judged.inequalities, strict=True)):
             largest = max(abs(one.greater), abs(one.lesser))
             place = [np.ravel(part)[0] for part in mark.get_data()]
             np.testing.assert_allclose(place, [getattr(one, name) / largest, row])

@@ -75,8 +75,8 @@ def test_texts_are_those_of_transformers():
         expected = peer.apply_chat_template(
             messages, documents=documents, tokenize=False, add_generation_prompt=True
         )
-        given = DOCUMENTS if documents else ()
-        assert chat_prompt(messages, ChatTemplate(source, MARKS), given).text == expected
+        given_documents = DOCUMENTS if documents else ()
+        assert chat_prompt(messages, ChatTemplate(source, MARKS), given_documents).text == expected
     for source in (CHATML, LLAMA, GEMMA):
         peer.chat_template = source
         expected = peer.apply_chat_template(BEGUN, tokenize=False, continue_final_message=True)

@@ -54,12 +54,12 @@ def test_a_text_is_cut_into_contexts_one_after_another(tmp_path, letters):
     ids = np.random.default_rng(0).integers(11, size=17)
     data = tmp_path / "data.txt"
     data.write_text(spelt(ids))
-    found = read_contexts(data, letters, "next-token", 5)
+    contexts = read_contexts(data, letters, "next-token", 5)
     # 16 targets: three times five, and one that is left out.
     windows = [ids[0:6], ids[5:11], ids[10:16]]
-    assert [context.window.tolist() for context in found] == [row.tolist() for row in windows]
-    assert ["".join(context.tokens) for context in found] == [spelt(row[:-1]) for row in windows]
-    for context in found:
+    assert [context.window.tolist() for context in contexts] == [row.tolist() for row in windows]
+    assert ["".join(context.tokens) for context in contexts] == [spelt(row[:-1]) for row in windows]
+    for context in contexts:
         np.testing.assert_allclose(context.weights, 1 / 5)
     (short,) = read_contexts(data, letters, "next-token", 100)
     assert short.window.tolist() == ids.tolist() and short.length == 16
@@ -82,9 +82,9 @@ def test_an_answer_is_asked_from_the_token_before_each_of_its_own(tmp_path, lett
 def test_spans_are_read_in_characters(tmp_path, letters):
     spans = [[0, 2, "first"], [2, 5, "second"], [5, 7, "first"]]
     data = lines(tmp_path, {"text": "abcdefg", "spans": spans}, {"text": "ab"})
-    found, bare = read_contexts(data, letters, "next-token", 10)
+    context, bare = read_contexts(data, letters, "next-token", 10)
     # The last token is a target only.
-    assert [(span.name, span.positions.tolist()) for span in found.spans] == [
+    assert [(span.name, span.positions.tolist()) for span in context.spans] == [
         ("first", [0, 1]),
         ("second", [2, 3, 4]),
         ("first", [5]),
@@ -558,8 +558,8 @@ def test_white_space_at_the_end_of_an_answer_is_taken_off_or_said(tmp_path, lett
     data = lines(tmp_path, {"prompt": "abc", "answer": " d"}, *prompts)
     said = r"data.jsonl, line 3: the answer or foil ends in white space, .* as in 1 more\. Take it"
     with pytest.warns(UserWarning, match=said):
-        _, found, other = prompt_files.read_lines(data)
-    assert found.answer == "d " and other.foil == "e\n", "they are read as they are given"
+        _, line, other = prompt_files.read_lines(data)
+    assert line.answer == "d " and other.foil == "e\n", "they are read as they are given"
 
 
 def test_an_answer_to_a_question_is_stripped_however_it_is_asked():

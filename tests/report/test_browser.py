@@ -128,8 +128,8 @@ def test_tokens_are_readable_on_light_on_dark_and_on_paper(opened, media, scheme
     assert least < 0.05 if dark else least > 0.9
     # Charts take the page's colours.
     for text in ("label", "title"):
-        found = f"document.querySelector('#heads .role-axis-{text} text')"
-        ink = opened.value(f"getComputedStyle({found}).fill")
+        element = f"document.querySelector('#heads .role-axis-{text} text')"
+        ink = opened.value(f"getComputedStyle({element}).fill")
         assert (np.mean([int(one) for one in re.findall(r"\d+", ink)]) > 128) == dark
     opened.call("Emulation.setEmulatedMedia", media="", features=[])
 

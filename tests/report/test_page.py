@@ -148,15 +148,15 @@ def test_a_cards_numbers_are_those_of_the_result(read):
 def test_shades_grow_with_the_density_on_one_scale_for_all_contexts(read):
     densities = np.concatenate([one.energy / one.energy.mean() for one in pages.accounts()])
     classes = [token["class"] for token in read.all("span", "token")]
-    found = np.array([int(re.search(r"shade-(\d)", one).group(1)) for one in classes])  # pyright: ignore
+    shades = np.array([int(re.search(r"shade-(\d)", one).group(1)) for one in classes])  # pyright: ignore
     order = np.argsort(densities)
-    assert (np.diff(found[order]) >= 0).all() and found[order[-1]] == 9 and found[order[0]] == 0
+    assert (np.diff(shades[order]) >= 0).all() and shades[order[-1]] == 9 and shades[order[0]] == 0
     edges = [one["text"] for one in read.all("span", "edge")][:11]
     least = densities[densities > 0].min()
     greatest = densities.max()
     assert edges[0] == f"{least:.2g}" and edges[-1] == f"{greatest:.2g}"  # two decades at least
     steps = np.log(densities[densities > 0] / least) / np.log(greatest / least)
-    np.testing.assert_array_equal(found[densities > 0], np.minimum(9, np.floor(10 * steps + 1e-9)))
+    np.testing.assert_array_equal(shades[densities > 0], np.minimum(9, np.floor(10 * steps + 1e-9)))
 
 
 def test_regions_and_queries_are_marked_in_the_text(read):
@@ -175,13 +175,13 @@ def rows(read, chart, column):
 
 def test_charts_hold_the_profile_with_its_errors_and_regions(read):
     for name, left_out in (("profile-0", []), ("profile-1", [8])):
-        found = pages.influence(left_out)
+        influence = pages.influence(left_out)
         profile = rows(read, name, "error")
         averages = rows(read, name, "average")
         kept = slice(0, 9 - len(left_out))
         columns = {key: np.array([row[key] for row in profile]) for key in profile[0]}
-        density = np.asarray(found.density)[kept]
-        error = np.asarray(found.density_error)[kept]
+        density = np.asarray(influence.density)[kept]
+        error = np.asarray(influence.density_error)[kept]
         for key, values in {
             "p": np.arange(1, 10)[kept] / 9,
             "m": density,
@@ -193,28 +193,28 @@ def test_charts_hold_the_profile_with_its_errors_and_regions(read):
         shown = [(row["region"], row["from"], row["to"]) for row in averages]
         assert shown == [("left", 0, 0.25), ("middle", 0.25, 0.75), ("right", 0.75, 1)]
         np.testing.assert_allclose(
-            [row["average"] for row in averages], found.regional_averages, rtol=1e-4
+            [row["average"] for row in averages], influence.regional_averages, rtol=1e-4
         )
 
 
 def test_charts_hold_the_heads_and_the_density_at_every_depth(read):
-    given = pages.accounts()
-    standing = [one.by_depth[pages.DEPTH : -1].mean(axis=1) for one in given]
-    parts = [one.heads / of[:, None] for one, of in zip(given, standing, strict=True)]
+    accounts = pages.accounts()
+    standing = [one.by_depth[pages.DEPTH : -1].mean(axis=1) for one in accounts]
+    parts = [one.heads / of[:, None] for one, of in zip(accounts, standing, strict=True)]
     expected = 100 * (parts[0] + parts[1]) / 2
     cells = rows(read, "heads", "share")
     for row in cells:
         assert row["share"] == f"{expected[row['layer'] - pages.DEPTH, row['head']]:.3g} %"
     assert len(cells) == expected.size
     # Three tokens of the longer context to a cell.
-    thirds = given[0].by_depth.reshape(pages.LAYERS + 1, 3, 3).mean(axis=2)
-    energy = (thirds + given[1].by_depth) / 2
+    thirds = accounts[0].by_depth.reshape(pages.LAYERS + 1, 3, 3).mean(axis=2)
+    energy = (thirds + accounts[1].by_depth) / 2
     density = energy / energy.mean(axis=1, keepdims=True)
-    found = np.zeros_like(density)
+    drawn = np.zeros_like(density)
     for row in rows(read, "depths", "m"):
         np.testing.assert_allclose(row["to"] - row["from"], 1 / 3, rtol=1e-4)
-        found[row["depth"], round(3 * row["from"])] = row["m"]
-    np.testing.assert_allclose(found, density, rtol=1e-4)
+        drawn[row["depth"], round(3 * row["from"])] = row["m"]
+    np.testing.assert_allclose(drawn, density, rtol=1e-4)
 
 
 def test_bars_hold_each_regions_shares(read):
@@ -228,9 +228,9 @@ def test_bars_hold_each_regions_shares(read):
             regions = np.stack([left, 1 - left - left[::-1], left[::-1]])
             sums = sums + regions @ parts.T / parts.shape[1]
         expected = (sums / sums.sum(axis=1, keepdims=True)).ravel()
-        found = rows(read, name, "share")
-        np.testing.assert_allclose([row["share"] for row in found], expected, rtol=1e-4)
-        assert [row["region"] for row in found[:: len(found) // 3]] == ["left", "middle", "right"]
+        shares = rows(read, name, "share")
+        np.testing.assert_allclose([row["share"] for row in shares], expected, rtol=1e-4)
+        assert [row["region"] for row in shares[:: len(shares) // 3]] == ["left", "middle", "right"]
 
 
 def test_certificates_are_said_in_words(read):
@@ -297,15 +297,15 @@ def test_named_parts_are_blocks_with_their_shares_and_tokens(read):
     held = [0, 1, 2], [6, 7], [3, 4, 5, 8]
     for at, (positions, block) in enumerate(zip(held, blocks, strict=True)):
         held = shares[positions].sum()
-        own = shares[positions]
+        part_shares = shares[positions]
         share = read.all("span", "share")[at]["text"]
         assert share == (f"{100 * held:.0f} %" if held > 0.0095 else f"{100 * held:.1g} %")
         width = read.all("span", "fill")[at]["style"]
         assert width == f"width: {round(100 * held, 2)}%"
         said = read.all("span", "most")[at]["text"]
         assert said.startswith(f"in {100 * len(positions) / 9:.0f} % of the tokens; most in “")
-        first = positions[int(np.argmax(own))]
-        part = 100 * own.max() / own.sum()
+        first = positions[int(np.argmax(part_shares))]
+        part = 100 * part_shares.max() / part_shares.sum()
         shown = {3: "⏎", 4: "··"}.get(first, pages.TEXTS[0][first])
         assert f"“{shown}” {part:.0f} %" in said
         assert "shade-" in block["class"]

@@ -39,13 +39,13 @@ def test_the_pages_texts_are_the_documents(asked, parts):
     answer = answer_segments(context, tokenizer, parts)
     scores = scores_by_token(answer, [], np.zeros((len(answer), context.length)))
     page = Read(sources_page(scores, context, question=QUESTION, how="drawn"))
-    found = {}
+    articles = {}
     for article in page.all("article"):
         (heading,) = (one for one in article["inside"] if one["tag"] == "h3")
-        found[" ".join(heading["inner"].split())] = article
-    assert sorted(found) == sorted(" ".join(one.split()) for one in NAMES)
+        articles[" ".join(heading["inner"].split())] = article
+    assert sorted(articles) == sorted(" ".join(one.split()) for one in NAMES)
     for one, text, document in zip(NAMES, TEXTS, DOCUMENTS, strict=True):
-        article = found[" ".join(one.split())]
+        article = articles[" ".join(one.split())]
         assert "".join(shown(article, "t")) == text
         if name != "pairs over every edge":  # of which one may hold an end and a beginning
             title = f"{document.title}\n" * bool(document.title)
@@ -66,7 +66,10 @@ def test_parts_of_documents_are_the_documents(asked, parts):
     _, context, _ = asked
     segments = document_segments(context, parts)
     for span, text in zip(context.spans, TEXTS, strict=False):
-        own = [segment for segment in segments if segment.within == span.name]
-        assert "".join(one.text for one in own) == text == "".join(span.texts)
-        assert np.concatenate([one.positions for one in own]).tolist() == span.positions.tolist()
-        assert all(len(one.texts) == one.positions.size for one in own)
+        parts_of_document = [segment for segment in segments if segment.within == span.name]
+        assert "".join(one.text for one in parts_of_document) == text == "".join(span.texts)
+        assert (
+            np.concatenate([one.positions for one in parts_of_document]).tolist()
+            == span.positions.tolist()
+        )
+        assert all(len(one.texts) == one.positions.size for one in parts_of_document)

@@ -27,10 +27,10 @@ from lim_jax.limits.rows import Row
 from lim_jax.results import load, save, to_pandas, to_xarray
 
 
-def assert_same(found, expected):
+def assert_same(copy, expected):
     """The same pytree, to the last bit and in the same precision; NaN is NaN."""
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    assert jax.tree.structure(copy) == jax.tree.structure(expected)
+    for ours, theirs in zip(jax.tree.leaves(copy), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(ours, theirs)
         assert type(ours) is type(theirs)
         assert np.asarray(ours).dtype == np.asarray(theirs).dtype
@@ -71,8 +71,8 @@ def test_rates_come_back_as_rates_and_are_laid_out_as_their_rows(tmp_path):
     rows = [Row("one, left", STUDY, 1.0), Row("two", STUDY, None, "no bound")]
     rates = Rates(rows)
     save({"rates": rates}, tmp_path / "found.npz")
-    found = load(str(tmp_path / "found.npz"))["rates"]
-    assert type(found) is Rates and found == rates and found.agree == rates.agree
+    copy = load(str(tmp_path / "found.npz"))["rates"]
+    assert type(copy) is Rates and copy == rates and copy.agree == rates.agree
     assert to_xarray(rates).identical(to_xarray(rows))
     assert to_pandas(rates, "study").equals(to_pandas(rows, "study"))
 

@@ -41,12 +41,12 @@ def flat(density, total, indices):
     return np.concatenate([density, [total], np.asarray(list(indices))])
 
 
-def differences(found):
-    return flat(found.density, found.total, found.indices)
+def differences(comparison):
+    return flat(comparison.density, comparison.total, comparison.indices)
 
 
-def errors(found):
-    return flat(found.density_error, found.total_error, found.index_errors)
+def errors(comparison):
+    return flat(comparison.density_error, comparison.total_error, comparison.index_errors)
 
 
 def influences(pair, keep_examples=True):
@@ -78,12 +78,12 @@ def test_differences_are_those_of_the_results_and_errors_those_of_the_jackknife(
 
 def test_pairs_cancel_what_the_examples_do_to_both_and_others_add_in_squares():
     pair, _ = drawn(np.random.default_rng(1), 200)
-    found = [compare(*influences(pair, keep)) for keep in (True, False)]
+    comparisons = [compare(*influences(pair, keep)) for keep in (True, False)]
     alone = [flat(f.density_error, f.total_error, f.index_errors()) for f in influences(pair)]
-    assert [f.paired for f in found] == [True, False]
-    np.testing.assert_allclose(errors(found[1]), np.hypot(*alone), rtol=1e-10)
-    np.testing.assert_allclose(differences(found[0]), differences(found[1]), rtol=1e-12)
-    assert float(found[0].total_error) < 0.6 * float(found[1].total_error)
+    assert [f.paired for f in comparisons] == [True, False]
+    np.testing.assert_allclose(errors(comparisons[1]), np.hypot(*alone), rtol=1e-10)
+    np.testing.assert_allclose(differences(comparisons[0]), differences(comparisons[1]), rtol=1e-12)
+    assert float(comparisons[0].total_error) < 0.6 * float(comparisons[1].total_error)
     shorter = influences(pair[:, :199])[1]
     assert not compare(influences(pair)[0], shorter).paired
 

@@ -52,7 +52,7 @@ def test_means_in_pairs_and_apart_have_the_errors_of_students_tests():
 def test_means_that_have_some_examples_in_common_vary_as_their_error_says():
     """Of 600 draws the spread of the difference is known to 2.9 %."""
     generator = np.random.default_rng(1)
-    found = []
+    comparisons = []
     for _ in range(600):
         one, two, pairs = in_common(generator, 12, 9, 6)
         assert len(pairs) == 6
@@ -60,11 +60,11 @@ def test_means_that_have_some_examples_in_common_vary_as_their_error_says():
         # Written apart: both variances, less twice the covariance of what is in both.
         covariance = (deviations[0][pairs[:, 0]] * deviations[1][pairs[:, 1]]).sum()
         variance = (deviations[0] ** 2).sum() + (deviations[1] ** 2).sum() - 2 * covariance
-        found.append((two.mean() - one.mean(), variance))
+        comparisons.append((two.mean() - one.mean(), variance))
     last = compare_means(jax.device_put(one), jax.device_put(two), pairs)  # pyright: ignore[reportPossiblyUnboundVariable]
-    np.testing.assert_allclose(last.error, np.sqrt(found[-1][1]), rtol=1e-10)
-    np.testing.assert_allclose(last.value, found[-1][0], rtol=1e-10)
-    differences, variances = np.transpose(found)
+    np.testing.assert_allclose(last.error, np.sqrt(comparisons[-1][1]), rtol=1e-10)
+    np.testing.assert_allclose(last.value, comparisons[-1][0], rtol=1e-10)
+    differences, variances = np.transpose(comparisons)
     np.testing.assert_allclose(variances.mean(), differences.var(ddof=1), rtol=0.12)
 
 
@@ -264,8 +264,8 @@ def test_a_sentence_says_the_points_their_error_and_whether_they_are_told(middle
         of_all._replace(middle=np.array(value))
         for of_all, value in ((change.indices, middle), (change.index_errors, error))
     )
-    found = change._replace(indices=indices, index_errors=errors)
-    assert middle_in_words(found, ("A", "B")) == said
+    changed = change._replace(indices=indices, index_errors=errors)
+    assert middle_in_words(changed, ("A", "B")) == said
 
 
 def test_the_record_that_changed_most_is_told_by_its_error():

@@ -177,12 +177,12 @@ UNITS = {
 def test_every_number_has_its_units_and_its_error_the_same(kind):
     expected = {name: units for units, names in UNITS.items() for name in names.split()}
     data = to_xarray(of_kind(kind))
-    found = {
+    units_by_name = {
         name.removesuffix("_without_queries").removesuffix("_error"): variable.units
         for name, variable in data.data_vars.items()
         if "units" in variable.attrs
     }
-    assert found == {name: expected[name] for name in found}
+    assert units_by_name == {name: expected[name] for name in units_by_name}
 
 
 @pytest.mark.parametrize("kind", LABELLED)

@@ -46,9 +46,9 @@ def test_what_adds_up_is_found_without_an_error_in_any_number_of_orders(orders, 
     np.testing.assert_allclose(result.gap.value, GAP, atol=1e-12)
     assert (result.contexts, result.orders) == (contexts, orders)
     table = LEVEL + DOCUMENTS[:, None] + PLACES
-    met = np.zeros((4, 4), bool)
-    met[documents, np.arange(4)] = True
-    np.testing.assert_allclose(result.table.value, np.where(met, table, np.nan), atol=1e-12)
+    seen = np.zeros((4, 4), bool)
+    seen[documents, np.arange(4)] = True
+    np.testing.assert_allclose(result.table.value, np.where(seen, table, np.nan), atol=1e-12)
     if contexts > 1 or orders > 2:
         np.testing.assert_allclose(
             [*result.by_place.error, *result.by_document.error], 0, atol=1e-7
@@ -238,7 +238,7 @@ def estimate(value, error):
 
 
 def test_words_and_table_are_of_the_numbers():
-    found = TwoWayShares(
+    result = TwoWayShares(
         estimate(
             [[0.1, np.nan, 0.3], [0.2, 0.5, 0.6], [0.7, 0.8, 0.9]],
             [[0.01, np.inf, 0.03], [0.04, np.inf, 0.05], [0.06, 0.07, 0.08]],
@@ -249,16 +249,16 @@ def test_words_and_table_are_of_the_numbers():
         2,
         3,
     )
-    assert two_way_in_words(found, ["a", "b", "c"]).splitlines() == [
+    assert two_way_in_words(result, ["a", "b", "c"]).splitlines() == [
         "Wherever it stands, “a” holds most: 30.0 ± 1.5 % of the influence.",
         "Whichever document stands there, place 3 holds most, 40.0 ± 3.0 %; "
         "place 2 least, 11.0 ± 2.0 %.",
         "The places between hold 10.0 ± 6.0 points more than the first and the last, "
         "which is within two errors.",
     ]
-    rows = [line.split() for line in two_way_table(found, ["a", "b", "c"]).splitlines()]
+    rows = [line.split() for line in two_way_table(result, ["a", "b", "c"]).splitlines()]
     assert rows[1] == "“a” 10.0 ± 1.0 - 30.0 ± 3.0 30.0 ± 1.5".split()
     assert rows[2] == "“b” 20.0 ± 4.0 50.0 (no error) 60.0 ± 5.0 10.0 ± 1.0".split()
     assert rows[4] == "any document 20.0 ± 1.0 11.0 ± 2.0 40.0 ± 3.0".split()
     with pytest.raises(ValueError, match="names: got 1 names, expected 3"):
-        two_way_table(found, ["a"])
+        two_way_table(result, ["a"])

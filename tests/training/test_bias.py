@@ -184,10 +184,12 @@ def test_the_response_is_the_slope_of_lim():
         response = lim.training.response(stage, weights, change, regions)
         return response, index(weights), central_difference(index, weights, change)
 
-    found, value, slope = jax.tree.map(np.asarray, measured(weights))
-    np.testing.assert_allclose(found.lim, value, rtol=1e-13)
-    np.testing.assert_allclose(found.change, slope, rtol=1e-7)
-    np.testing.assert_allclose(found.alignment, -found.change / float(change @ change), rtol=1e-12)
+    result, value, slope = jax.tree.map(np.asarray, measured(weights))
+    np.testing.assert_allclose(result.lim, value, rtol=1e-13)
+    np.testing.assert_allclose(result.change, slope, rtol=1e-7)
+    np.testing.assert_allclose(
+        result.alignment, -result.change / float(change @ change), rtol=1e-12
+    )
     still = jax.jit(lambda: lim.training.response(stage, weights, 0 * change, regions))()
     assert (still.change, still.alignment) == (0, 0)
 
@@ -213,8 +215,8 @@ def test_alignment_agrees_with_what_section_4s_run_does():
     weights = jnp.ones(paper.simulation.LENGTH)
     signs = []
     for _ in range(160):
-        weights, found, measured = update(weights)
-        signs.append((float(found.change), float(measured)))
+        weights, result, measured = update(weights)
+        signs.append((float(result.change), float(measured)))
     moving = [(a, b) for a, b in signs if abs(b) > 1e-10]
     assert len(moving) > 20
     assert all((a > 0) == (b > 0) for a, b in moving)

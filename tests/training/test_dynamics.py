@@ -46,8 +46,8 @@ def test_the_risk_is_the_mean_of_the_losses():
     """`eq:gd-risk`, example by example."""
     weight = random_states(5, WIDTH, WIDTH)
     losses = [float(bare_loss(weight, x, y)) for x, y in zip(*BATCH_OF, strict=True)]
-    found = jax.jit(lambda weight: lim.training.risk(bare_loss, weight, BATCH_OF))(weight)
-    np.testing.assert_allclose(found, np.mean(losses), rtol=1e-13)
+    risk = jax.jit(lambda weight: lim.training.risk(bare_loss, weight, BATCH_OF))(weight)
+    np.testing.assert_allclose(risk, np.mean(losses), rtol=1e-13)
 
 
 def test_the_density_moves_as_differences_and_the_replicator_say():
@@ -63,8 +63,8 @@ def test_the_density_moves_as_differences_and_the_replicator_say():
         rates = dynamics.rate, dynamics.replicator_rate, dynamics.decay, dynamics.mean_decay
         return rates, moved, dynamics.density, density(params)
 
-    found = jax.tree.map(np.asarray, measured(network()))
-    (rate, replicator_rate, decay, mean_decay), moved, density, expected = found
+    result = jax.tree.map(np.asarray, measured(network()))
+    (rate, replicator_rate, decay, mean_decay), moved, density, expected = result
     scale = np.abs(moved).max()
     assert scale > 1e-4
     np.testing.assert_allclose(density, expected, rtol=1e-12)
@@ -325,12 +325,12 @@ def test_indices_along_a_path_are_those_of_each_time():
     for chosen, kept in ((regions, np.ones(6)), (regions.without([5]), np.arange(6) < 5)):
         rows = np.asarray(regions.weights) * kept
         averages = energy[:2] @ rows.T / rows.sum(axis=1) / (energy[:2] @ (weights * kept))[:, None]
-        found = path.indices(chosen, 1e-3)
-        np.testing.assert_allclose(np.array(found[:3]).T[:2], averages, rtol=1e-12)
+        indices = path.indices(chosen, 1e-3)
+        np.testing.assert_allclose(np.array(indices[:3]).T[:2], averages, rtol=1e-12)
         boundary = np.minimum(averages[:, 0], averages[:, 2])
         gap = boundary - averages[:, 1]
-        np.testing.assert_allclose(found.lim[:2], gap / (boundary + 1e-3), rtol=1e-12)
-        assert np.asarray(found)[:, 2].tolist() == [0] * 6
+        np.testing.assert_allclose(indices.lim[:2], gap / (boundary + 1e-3), rtol=1e-12)
+        assert np.asarray(indices)[:, 2].tolist() == [0] * 6
     with pytest.raises(ValueError, match="regions: got regions of"):
         path.indices(lim.boundary_regions(lim.token_grid(LENGTH), 0.3))
 

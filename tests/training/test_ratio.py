@@ -90,9 +90,9 @@ def test_its_derivative_is_a_difference():
     def value(energies):
         return ratio_bias(energies, GRID) @ jnp.arange(1.0, 5.0)
 
-    found = jnp.vdot(jax.jit(jax.grad(value))(energies), change)
+    slope = jnp.vdot(jax.jit(jax.grad(value))(energies), change)
     expected = central_difference(value, energies, change)
-    np.testing.assert_allclose(found, expected, rtol=1e-8)
+    np.testing.assert_allclose(slope, expected, rtol=1e-8)
     np.testing.assert_allclose(jax.jvp(value, (energies,), (change,))[1], expected, rtol=1e-8)
 
 

@@ -67,11 +67,11 @@ def test_the_first_order_step_is_that_of_the_update():
         )
         return jnp.abs(exact - weights - step).max(), jnp.abs(step).max(), GRID.weights @ step
 
-    found, steps, means = map(np.asarray, errors(rates))
-    assert abs(fitted_order(1 / rates, found) - 2) < 0.15
+    errors_of_rates, steps, means = map(np.asarray, errors(rates))
+    assert abs(fitted_order(1 / rates, errors_of_rates) - 2) < 0.15
     assert abs(fitted_order(1 / rates, steps) - 1) < 1e-10
     np.testing.assert_allclose(means, 0, atol=1e-15)
-    assert (found < steps / 2).all()
+    assert (errors_of_rates < steps / 2).all()
 
 
 def test_updates_have_unit_integral():
@@ -190,13 +190,13 @@ def test_the_response_on_unequal_cells():
 
     @jax.jit
     def measured(weights):
-        found = response(stage, weights, jax.device_put(change), regions)
-        return found, index(weights), central_difference(index, weights, change)
+        response_ = response(stage, weights, jax.device_put(change), regions)
+        return response_, index(weights), central_difference(index, weights, change)
 
-    found, lim_, slope = jax.tree.map(np.asarray, measured(jax.device_put(weights)))
-    np.testing.assert_allclose(found.lim, lim_, rtol=1e-12)
-    np.testing.assert_allclose(found.change, slope, rtol=1e-7)
-    np.testing.assert_allclose(found.alignment, -slope / (change @ change), rtol=1e-7)
+    response_, lim_, slope = jax.tree.map(np.asarray, measured(jax.device_put(weights)))
+    np.testing.assert_allclose(response_.lim, lim_, rtol=1e-12)
+    np.testing.assert_allclose(response_.change, slope, rtol=1e-7)
+    np.testing.assert_allclose(response_.alignment, -slope / (change @ change), rtol=1e-7)
 
 
 def test_a_change_of_another_precision_is_refused():

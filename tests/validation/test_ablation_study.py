@@ -101,14 +101,14 @@ def test_answers_are_those_of_each_context_alone(model, contexts, monkeypatch):
     """Of several lengths, in chunks of which one is not full."""
     monkeypatch.setattr(ablation_study, "TOKENS", (120, 120))
     answers = [np.array([65, 10, 7][: 1 + n % 3], np.int32) for n in range(11)]
-    found, likeliest = read_answers(model, contexts, answers, sizes=(32,))
-    assert found.shape == (11,) and found.dtype == np.float64
+    answers_read, likeliest = read_answers(model, contexts, answers, sizes=(32,))
+    assert answers_read.shape == (11,) and answers_read.dtype == np.float64
     pairs = zip(contexts, answers, strict=True)
     expected, first = zip(*(read(model, *pair) for pair in pairs), strict=True)
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    np.testing.assert_allclose(answers_read, expected, rtol=1e-10)
     assert likeliest.tolist() == list(first)
     more, _ = read_answers(model, contexts[:2], answers[:2], queries=5)
-    np.testing.assert_allclose(more, found[:2], rtol=1e-12)
+    np.testing.assert_allclose(more, answers_read[:2], rtol=1e-12)
     with pytest.raises(ValueError, match="ids: got 61 of them, expected at most 60"):
         read_answers(model, [np.zeros(59, np.int32)], [answers[2]])
 
@@ -173,8 +173,8 @@ def test_an_ablation_is_computed_once(model):
 
 
 def test_the_highest_are_taken_out():
-    found = without_the_first(np.array([3, 0, 2, 1]), (1, 2, 4))
-    assert found.tolist() == [
+    sets = without_the_first(np.array([3, 0, 2, 1]), (1, 2, 4))
+    assert sets.tolist() == [
         [True, True, True, False],
         [False, True, True, False],
         [False, False, False, False],
@@ -229,9 +229,9 @@ def test_a_regression_knows_nothing_of_what_never_changes_and_takes_certain_answ
 def test_a_regression_without_scikit_learn_names_the_extra(monkeypatch):
     kept = every_set(2)
     values = -np.ones(4)
-    found = importlib.util.find_spec
+    find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        "lim_jax._checks.find_spec", lambda name: None if name == "sklearn" else found(name)
+        "lim_jax._checks.find_spec", lambda name: None if name == "sklearn" else find_spec(name)
     )
     with pytest.raises(ModuleNotFoundError, match=r'pip install "lim_jax\[faithfulness\]"'):
         sparse_regression(kept, values, 1)

@@ -592,22 +592,22 @@ def test_a_kind_counts_its_prompts_and_answers(of_two_runs):
     one = of_two_runs.documents
     assert one["judged"] == len(of_two_runs.other_half) == 10
     assert one["prompts"] == 20 and one["parts"] == [5, 5, 5]
-    found = of_two_runs.run.prompts
-    assert one["right"] == np.mean([found[number].right for number in range(1, 40, 2)])
+    prompts = of_two_runs.run.prompts
+    assert one["right"] == np.mean([prompts[number].right for number in range(1, 40, 2)])
 
 
 @pytest.mark.slow
 def test_the_chosen_variant_is_judged_on_the_other_half(of_two_runs):
-    found = of_two_runs.documents["measures"]["mask-gradient"]["datamodeling score"]["value"]
-    np.testing.assert_allclose(found, np.mean(of_two_runs.correlations(OURS)), atol=1e-12)
+    value = of_two_runs.documents["measures"]["mask-gradient"]["datamodeling score"]["value"]
+    np.testing.assert_allclose(value, np.mean(of_two_runs.correlations(OURS)), atol=1e-12)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, column", [("random", NAMES.index("random")), (AT2, -1)])
 def test_drops_are_averaged_over_the_other_half(of_two_runs, name, column):
     drops = [row.drops[column, 1] for row in of_two_runs.other_half]
-    found = of_two_runs.documents["measures"][name]["top-3 drop"]["value"]
-    np.testing.assert_allclose(found, np.mean(drops))
+    value = of_two_runs.documents["measures"][name]["top-3 drop"]["value"]
+    np.testing.assert_allclose(value, np.mean(drops))
 
 
 @pytest.mark.slow

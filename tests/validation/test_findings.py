@@ -152,8 +152,8 @@ def test_a_shift_stands_with_its_gains_and_correlations():
     section = page.partition("## Position shift")[2].partition("\n## ")[0]
     (ours_row,) = rows(section, "Algorithm 1, probes")
     middles = {
-        name: np.array(found["16 records"]["accuracy"])[:, 4:12].mean(axis=1)
-        for name, found in results["shifts"].items()
+        name: np.array(shift["16 records"]["accuracy"])[:, 4:12].mean(axis=1)
+        for name, shift in results["shifts"].items()
     }
     ours = middles["Algorithm 1, probes"]
     assert ours_row[6] == f"{ours.mean():.3f}"

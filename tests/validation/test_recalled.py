@@ -160,11 +160,11 @@ def test_a_step_follows_answers_and_the_evidence_of_one_question_of_each_probe(m
 @pytest.mark.usefixtures("cheap")
 def test_arms_begin_alike_and_are_judged_after_every_stage(tmp_path):
     test = some(4, 5)
-    found = {
+    records = {
         arm: recall_record(SETTING, KEYS, arm, test=test, checkpoint=tmp_path / f"{arm}.run")
         for arm in RECALLED
     }
-    plain, ours = (found[name] for name in (PLAIN, SELECTIVE))
+    plain, ours = (records[name] for name in (PLAIN, SELECTIVE))
     assert plain["steps"] == ours["steps"] == [0, 1, 2]
     assert min(plain["seconds_per_step"], ours["seconds_per_step"]) > 0
     for name, shape in (("accuracy", (3, 2, 3)), ("risk", (3, 2))):

@@ -78,6 +78,6 @@ def test_the_gap_to_a_query_follows_the_power_law(recalls):
 def test_records_weights_are_their_parts_of_the_integral():
     records = np.array([1, -1, 0, 1, 1], np.int32)
     cells = np.array([0.1, 0.3, 0.2, 0.15, 0.25])
-    found = tasks.record_weights(jax.device_put(records), jax.device_put(cells), 3)
+    weights = tasks.record_weights(jax.device_put(records), jax.device_put(cells), 3)
     expected = [[0, 0, 0.2, 0, 0], [0.1, 0, 0, 0.15, 0.25], [0, 0, 0, 0, 0]]
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(weights, expected)

@@ -143,9 +143,9 @@ def test_a_shift_is_drawn_length_by_length():
         itertools.product(("8 records", "16 records"), ("accuracy", "influence")),
         strict=True,
     ):
-        for line, found in zip(axes.lines, RESULTS["shifts"].values(), strict=True):
+        for line, shift in zip(axes.lines, RESULTS["shifts"].values(), strict=True):
             np.testing.assert_allclose(
-                np.array(line.get_ydata()), np.mean(found[length][part], axis=0)
+                np.array(line.get_ydata()), np.mean(shift[length][part], axis=0)
             )
     assert named(figure) == list(RESULTS["shifts"])
     assert_nothing_is_cut(figure)
@@ -172,11 +172,11 @@ def test_a_published_models_records_have_bars_of_two_errors():
 
     names = ("influence, margin", "gradient times input, margin", "normalised influence, margin")
     profile, at_gold = ({name: estimate() for name in names} for _ in "ab")
-    found = PromptedStudy(profile, at_gold, {"margin": estimate(), "accuracy": estimate()}, [])
-    figure = prompted_records(found, "a model")
+    study = PromptedStudy(profile, at_gold, {"margin": estimate(), "accuracy": estimate()}, [])
+    figure = prompted_records(study, "a model")
     upper, lower = figure.axes
     drawn = [*drawn_bars(upper), *drawn_bars(lower)]
-    shown = [profile[names[0]], profile[names[2]], found.scores["accuracy"]]
+    shown = [profile[names[0]], profile[names[2]], study.scores["accuracy"]]
     for bars, one in zip(drawn, shown, strict=True):
         np.testing.assert_array_equal(bars.lines[0].get_ydata(), one.value)
         np.testing.assert_array_equal(bars.lines[0].get_xdata(), np.arange(1, 6))

@@ -57,8 +57,10 @@ def test_a_study_writes_its_numbers_a_page_and_figures(monkeypatch, tmp_path, ca
     figures = [line[2:].partition("]")[0] for line in page.splitlines() if line.startswith("![")]
     assert len(figures) == 7 and all((out / name).exists() for name in figures)
     printed = capsys.readouterr().out
-    found = "Of 1 remedy 1 raises accuracy in the middle of the context at equal steps (Algorithm 1"
-    assert "**" not in printed and found in printed and found in page
+    finding = (
+        "Of 1 remedy 1 raises accuracy in the middle of the context at equal steps (Algorithm 1"
+    )
+    assert "**" not in printed and finding in printed and finding in page
     assert command(["--overwrite", "--out", str(out)]) == 0
     assert asked[1][0] == presets()["quick"]
 

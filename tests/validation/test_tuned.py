@@ -76,14 +76,14 @@ def without_times(found):
 @pytest.mark.slow
 def test_what_is_run_is_what_is_recorded(model, seen):
     """Every stage of every arm, from the same beginning; numbers by Adam written out."""
-    found = tuned.tune(model, None, TUNING, seed=3)
-    assert json.loads(json.dumps(found)) == found
-    assert found["tuning"]["short"] == SHORT._asdict() and found["tuning"]["rate"] == 0.01
+    record = tuned.tune(model, None, TUNING, seed=3)
+    assert json.loads(json.dumps(record)) == record
+    assert record["tuning"]["short"] == SHORT._asdict() and record["tuning"]["rate"] == 0.01
     rows = trained_rows(model, 1)
-    assert found["trained"] == sum(leaf.size for leaf in jax.tree.leaves(rows))
-    assert list(found["arms"]) == [PLAIN, SELECTIVE, ALONE]
+    assert record["trained"] == sum(leaf.size for leaf in jax.tree.leaves(rows))
+    assert list(record["arms"]) == [PLAIN, SELECTIVE, ALONE]
     texts = tuned._texts(TUNING, None, range(3, 5), "float64")
-    for name, arm in found["arms"].items():
+    for name, arm in record["arms"].items():
         assert arm["steps"] == [0, 2, 4, 6]
         assert len(arm["seconds_per_step"]) == 2 and min(arm["seconds_per_step"]) > 0
         for number, seed in enumerate((3, 4)):

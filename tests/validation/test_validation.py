@@ -51,11 +51,11 @@ def test_equal_cost_is_where_plain_training_came_for_as_much(cost, unit):
     def at_equal(costs, after=0.0):
         return gain(made_arm(2, after=after, **{cost: costs * unit}), plain, longer)
 
-    found = at_equal(2.5, after=0.25)
+    gains = at_equal(2.5, after=0.25)
     # 2 stages at 2.5 times the cost are 5 stages, each of which is worth 0.05.
     at_cost = 0.25 + 0.05 * STAGES - 0.05 * 5
-    np.testing.assert_allclose(getattr(found, field).value, at_cost)
-    ratios = {"seconds": found.time, "operations": found.operations}
+    np.testing.assert_allclose(getattr(gains, field).value, at_cost)
+    ratios = {"seconds": gains.time, "operations": gains.operations}
     assert ratios == pytest.approx({"seconds": 1, "operations": 1} | {cost: 2.5})
     half = at_equal(2.25)  # 4.5 stages
     np.testing.assert_allclose(getattr(half, field).value, 0.05 * (STAGES - 4.5))
