@@ -213,7 +213,7 @@ sys.exit(main())
 """
     done = run_python("-c", program, folder=tmp_path)
     assert done.returncode == 130 and done.stdout == ""
-    lines = [one for one in done.stderr.splitlines() if one and not one.startswith("rates:")]
+    lines = [line for line in done.stderr.splitlines() if line and not line.startswith("rates:")]
     assert lines == ["Interrupted. Run it again to go on from what is finished."]
     assert list(tmp_path.iterdir()) == []
 

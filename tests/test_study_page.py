@@ -52,7 +52,7 @@ def test_the_results_are_those_of_the_full_preset():
 def test_the_page_of_a_published_model_says_what_its_results_say():
     results, page, figures = written("prompted")
     assert prompted_page(results, PUBLISHED, figures) == page
-    assert [one["prompts"] for one in results.values()] == [500, 500]
+    assert [result["prompts"] for result in results.values()] == [500, 500]
 
 
 def test_the_page_of_training_further_says_what_its_results_say():

@@ -95,8 +95,8 @@ def test_the_cones_bounds_by_hand():
     squares = np.array([16.0, 9, 4, 1])
     np.testing.assert_allclose(bounds.left_bound, 2 * 4 * (left @ squares) / left.sum())
     np.testing.assert_allclose(bounds.middle_bound, 5 * 4 * (middle @ squares) / middle.sum())
-    (one,) = criteria.primacy_noncancellation(cone, regions).inequalities
-    assert (one.greater, one.lesser) == (bounds.left_bound, bounds.middle_bound)
+    (inequality,) = criteria.primacy_noncancellation(cone, regions).inequalities
+    assert (inequality.greater, inequality.lesser) == (bounds.left_bound, bounds.middle_bound)
 
 
 @pytest.mark.slow
@@ -240,11 +240,11 @@ def test_recencys_sides_and_conclusion_by_hand():
     terminal = jax.device_put(levels)
     initial = jax.device_put(levels[:, ::-1] ** -1)
     certificate = criteria.recency_survival(terminal, initial, jnp.array([0.1]), REGIONS)
-    (one,) = certificate.inequalities
+    (inequality,) = certificate.inequalities
     (measured,) = certificate.measured
     mean = (levels**2).mean()
-    np.testing.assert_allclose(one.greater, 9 - 1)
-    np.testing.assert_allclose(one.lesser, (1 / 0.2 + 1 / 0.6) * 0.21 * mean)
+    np.testing.assert_allclose(inequality.greater, 9 - 1)
+    np.testing.assert_allclose(inequality.lesser, (1 / 0.2 + 1 / 0.6) * 0.21 * mean)
     np.testing.assert_allclose((measured.greater, measured.lesser), (1 / 4, 1))
     assert not certificate.concluded
     unbounded = criteria.recency_survival(terminal, initial, jnp.array([jnp.inf]), REGIONS)
@@ -443,9 +443,11 @@ def test_the_ceiling_of_recency_is_the_papers():
         c = jnp.asarray(np.expm1([size]))
         certificate = criteria.recency_survival(spike, spike, c, REGIONS)
         assert bool(certificate.vacuous) is bool(certificate.decisive) is vacuous
-        (one,) = certificate.inequalities
+        (inequality,) = certificate.inequalities
         expected = (1 / 0.2 + 1 / 0.6) * np.expm1(2 * size) / LENGTH
-        np.testing.assert_allclose((one.greater, one.lesser), (1 / 0.2 / LENGTH, expected))
+        np.testing.assert_allclose(
+            (inequality.greater, inequality.lesser), (1 / 0.2 / LENGTH, expected)
+        )
         # All of P_T on the right: the inequality itself changes sides at the ceiling.
         assert certificate.holds is not vacuous
 
@@ -491,8 +493,10 @@ def test_right_biased_queries():
     assert holds.holds and holds.concluded
     # Even queries: the least residual of tokens 17 to 20 against the largest of 5 to 16.
     rising = queried(teacher_forcing(LENGTH), energies)
-    (one,) = rising.inequalities
-    np.testing.assert_allclose((one.greater, one.lesser), (energies[16], energies[15]))
+    (inequality,) = rising.inequalities
+    np.testing.assert_allclose(
+        (inequality.greater, inequality.lesser), (energies[16], energies[15])
+    )
     assert rising.holds and rising.concluded
     first = jnp.asarray(np.eye(LENGTH)[0])
     assert "no query asks" in queried(first, energies).vacuous

@@ -451,7 +451,7 @@ def test_certificates_are_records_and_text():
     assert record["margin"] == pytest.approx(1.3) and record["concluded"]
     left, right = record["inequalities"]
     assert left["holds"] and left["roundings"] == pytest.approx(1.3 / left["rounding"])
-    assert [one["greater"] for one in record["measured"]] == pytest.approx([2.1, 2.1])
+    assert [inequality["greater"] for inequality in record["measured"]] == pytest.approx([2.1, 2.1])
     text = certificate_table([certificate])
     assert "HOLDS" in text and "cor:exact-double-deficit" in text and "margin +1.3" in text
     without = certificate._replace(premises=(Premise("never", 0.5, False),)).record()

@@ -85,10 +85,17 @@ def derivatives(model):
     The document loses weight but for the context's first token, which has no score; the question
     counts whole.
     """
-    (asked,) = CONTEXT.weights.nonzero()
+    (query_positions,) = CONTEXT.weights.nonzero()
     inside = (0 < np.arange(CONTEXT.length)) & (np.arange(CONTEXT.length) < 32)
-    weights = np.stack([np.isin(asked, part.positions) * CONTEXT.weights[asked] for part in PARTS])
-    ids, targets, places = jax.device_put((CONTEXT.window[:-1], CONTEXT.window[1:][asked], asked))
+    weights = np.stack(
+        [
+            np.isin(query_positions, part.positions) * CONTEXT.weights[query_positions]
+            for part in PARTS
+        ]
+    )
+    ids, targets, places = jax.device_put(
+        (CONTEXT.window[:-1], CONTEXT.window[1:][query_positions], query_positions)
+    )
 
     def of_row(row, log_weights):
         y = Targets(targets, row / row.sum(), places, log_weights=log_weights, parts=numbers)
@@ -134,8 +141,10 @@ def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch, tmp
     sharp = jax.tree.map(lambda leaf: 3 * leaf, model)
     rows = PARTS[-4:]
     scores = mask_path.scores(sharp, CONTEXT, rows, DOCUMENTS, LOSS, Run(tmp_path))
-    (asked,) = CONTEXT.weights.nonzero()
-    ids, targets, places = jax.device_put((CONTEXT.window[:-1], CONTEXT.window[1:][asked], asked))
+    (query_positions,) = CONTEXT.weights.nonzero()
+    ids, targets, places = jax.device_put(
+        (CONTEXT.window[:-1], CONTEXT.window[1:][query_positions], query_positions)
+    )
     numbers = jax.device_put(document_numbers(CONTEXT))
 
     @jax.jit
@@ -147,7 +156,9 @@ def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch, tmp
     assert scores.total_effect is not None and scores.by_token is not None
     sums = scores.by_token.sum(axis=1)
     for row, added, total_effect in zip(rows, sums, scores.total_effect, strict=True):
-        weights = jnp.asarray(np.isin(asked, row.positions) * CONTEXT.weights[asked])
+        weights = jnp.asarray(
+            np.isin(query_positions, row.positions) * CONTEXT.weights[query_positions]
+        )
         expected = loss(sharp, weights, np.log(1e-3)) - loss(sharp, weights, 0.0)
         np.testing.assert_allclose(total_effect, expected, rtol=1e-8)
         assert abs(added - total_effect) <= abs(total_effect) / 20

@@ -263,9 +263,9 @@ def test_a_question_foretells_what_scoring_takes(network):
 
 def test_an_answer_follows_a_space_but_in_a_chat():
     model = LanguageModel(byte_network(8), chat_template=ChatTemplate("", {}))
-    asked = partial(question_line, model, QUESTION, DOCUMENTS, answer="It", foil="No")
-    chat = asked()
-    plain = asked(chat=False)
+    line_of = partial(question_line, model, QUESTION, DOCUMENTS, answer="It", foil="No")
+    chat = line_of()
+    plain = line_of(chat=False)
     assert [message["content"] for message in chat.messages] == [QUESTION]
     assert (chat.answer, chat.foil, chat.question) == ("It", "No", "")
     assert (plain.answer, plain.foil, plain.question) == (" It", " No", QUESTION)

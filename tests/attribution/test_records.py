@@ -225,10 +225,10 @@ ENERGY = {5: np.arange(1.0, 6), 3: np.array([2.0, 1, 1])}
 
 def measured(monkeypatch, contexts_on_page=0, network=NETWORK, contexts=CONTEXTS, **options):
     """What is measured of contexts whose energies are known, and of how many these were asked."""
-    asked = []
+    calls = []
 
     def energies_of_ids(network, windows, **_):
-        asked.append(len(windows))
+        calls.append(len(windows))
         return [ENERGY[len(window) - 1] for window in windows]
 
     def accounts_of_contexts(network, windows, weights, **_):
@@ -236,7 +236,7 @@ def measured(monkeypatch, contexts_on_page=0, network=NETWORK, contexts=CONTEXTS
 
     monkeypatch.setattr(profile_run.models, "energies_of_ids", energies_of_ids)
     monkeypatch.setattr(profile_run, "accounts_of_contexts", accounts_of_contexts)
-    return measure(network, contexts, "answer", contexts_on_page=contexts_on_page, **options), asked
+    return measure(network, contexts, "answer", contexts_on_page=contexts_on_page, **options), calls
 
 
 @pytest.mark.parametrize("contexts_on_page, asked", [(0, [2]), (1, [1]), (2, [])])

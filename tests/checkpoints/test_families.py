@@ -153,8 +153,10 @@ def packed(model, ids, network):
     sizes = [gap, len(ids), piece, gap]
     row = np.concatenate([ids[:size] for size in sizes])
     starts = np.repeat(np.cumsum([0, *sizes[:-1]]), sizes)
-    asked = models.Targets(*map(jnp.asarray, (row, np.ones(len(row)))), starts=jnp.asarray(starts))
-    _, whole, again, _ = np.split(logits(model, row, asked), np.cumsum(sizes[:-1]))
+    targets = models.Targets(
+        *map(jnp.asarray, (row, np.ones(len(row)))), starts=jnp.asarray(starts)
+    )
+    _, whole, again, _ = np.split(logits(model, row, targets), np.cumsum(sizes[:-1]))
     np.testing.assert_allclose(again, whole[:piece], rtol=0, atol=BOUND * network["largest"])
     return whole
 

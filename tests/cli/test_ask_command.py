@@ -280,7 +280,7 @@ def gradient_without_others(model, context, answer, parts, loss, run):
     for number, part in enumerate(parts):
         kept = np.arange(len(parts)) <= number
         left = without_parts(context, parts, kept)
-        (there,) = [one for one in context_segments(left) if one.label == part.label]
+        (there,) = [segment for segment in context_segments(left) if segment.label == part.label]
         scores = METHODS["gradient-times-input"].scores(
             model, left, [whole_answer(left)], [there], loss, run.within(f"{number}")
         )

@@ -75,7 +75,7 @@ def test_a_profile_within_little_memory_is_the_same(folder, tmp_path, monkeypatc
         arguments = ["--data", str(data), "--max-length", "9", "--memory", memory]
         assert main(["profile", str(folder), *arguments, "--out", str(out)]) == 0
         profiles[name] = json.loads((out / "profile.json").read_text())
-    density = [np.array(one["influence"]["density"]) for one in profiles.values()]
+    density = [np.array(profile["influence"]["density"]) for profile in profiles.values()]
     np.testing.assert_allclose(*density, rtol=1e-5)
     assert "in their files, read a layer at a time" in capsys.readouterr().out
 

@@ -69,7 +69,7 @@ class Run:
         return found
 
     def texts(self, *of):
-        return [" ".join(one["text"].split()) for one in self.page.all(*of)]
+        return [" ".join(element["text"].split()) for element in self.page.all(*of)]
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +231,7 @@ def test_a_page_of_orders_shows_the_first_contexts_by_line_and_order(shuffled):
     terms = shuffled.texts("dt")
     values = shuffled.texts("dd")
     assert values[terms.index("contexts shown")] == "first 5 of 6 measured"
-    assert [one.split(":")[0] for one in shuffled.texts("summary")[:4]] == [
+    assert [summary.split(":")[0] for summary in shuffled.texts("summary")[:4]] == [
         *(f"“b0” (id line 0), order {order}" for order in range(3)),
         "“b1” (id line 1), order 0",
     ]

@@ -95,8 +95,8 @@ def euclidean_energies(folder, loss):
 
     energies = []
     for prompt, answer in zip(PROMPTS, ANSWERS, strict=True):
-        asked = jax.device_put(np.array([len(prompt) - 1, len(prompt)]))
-        y = models.Targets(jax.device_put(answer), jnp.array([0.5, 0.5]), asked)
+        query_positions = jax.device_put(np.array([len(prompt) - 1, len(prompt)]))
+        y = models.Targets(jax.device_put(answer), jnp.array([0.5, 0.5]), query_positions)
         context = jax.device_put(padded(prompt, answer)[:-1])
         energies.append(np.asarray(squares(context, y))[: len(prompt) + 1])
     return energies
@@ -138,8 +138,8 @@ def test_energies_of_tokens_are_those_of_plain_gradients(profiled):
         np.testing.assert_allclose(column(of_context, "energy"), length**2 * square, rtol=1e-3)
         densities = length * square / square.sum()
         np.testing.assert_allclose(column(of_context, "density"), densities, rtol=1e-3)
-        asked = np.flatnonzero(column(of_context, "weight"))
-        np.testing.assert_array_equal(asked, [length - 2, length - 1])
+        query_positions = np.flatnonzero(column(of_context, "weight"))
+        np.testing.assert_array_equal(query_positions, [length - 2, length - 1])
 
 
 @pytest.mark.slow
@@ -282,9 +282,9 @@ def signed_cells(folder):
     for prompt, answer in zip(PROMPTS, ANSWERS, strict=True):
         length = len(prompt) + 1
         ids = padded(prompt, answer)
-        asked = np.array([length - 2, length - 1])
+        query_positions = np.array([length - 2, length - 1])
         steps = 1e-4 * np.concatenate([np.eye(len(ids) - 1), -np.eye(len(ids) - 1)])
-        up, down = np.asarray(losses(*jax.device_put((steps, ids, asked)))).reshape(2, -1)
+        up, down = np.asarray(losses(*jax.device_put((steps, ids, query_positions)))).reshape(2, -1)
         slopes = ((down - up) / 2e-4)[:length]
         # A cell holds what it overlaps: sums up to its end, differenced.
         sums = [0, *np.cumsum(slopes)]
@@ -390,14 +390,14 @@ def test_a_run_that_was_stopped_goes_on_and_measures_nothing_twice(left_out):
 @pytest.mark.slow
 @pytest.mark.parametrize("row, name", list(enumerate(RECORDS)))
 def test_a_part_is_scored_by_leaving_it_out(left_out, gains, row, name):
-    one = table(left_out.out / "records.csv")[row]
-    assert one["name"] == name
+    record = table(left_out.out / "records.csv")[row]
+    assert record["name"] == name
     gained = [gain for _, of, gain in gains if of == name]
     error = np.std(gained, ddof=1) / np.sqrt(len(gained))
     expected = np.array([np.mean(gained), error, len(gained)])
-    numbers = [float(one[of]) for of in ("score", "error", "contexts")]
+    numbers = [float(record[of]) for of in ("score", "error", "contexts")]
     np.testing.assert_allclose(numbers, expected, rtol=2e-3)
-    assert one["most"] == "" and f"{numbers[0]:+.3f}  {numbers[1]:>8.3f}" in left_out.printed
+    assert record["most"] == "" and f"{numbers[0]:+.3f}  {numbers[1]:>8.3f}" in left_out.printed
 
 
 @pytest.mark.slow
@@ -452,8 +452,10 @@ def test_parts_are_scored_by_a_mask_gradient_and_so_is_every_token(folder, data,
 
     @jax.jit
     def loss(u):
-        asked = jax.device_put(np.array([7, 8]))
-        y = models.Targets(ids[asked + 1], jnp.array([0.5, 0.5]), asked, None, u, of_part)
+        query_positions = jax.device_put(np.array([7, 8]))
+        y = models.Targets(
+            ids[query_positions + 1], jnp.array([0.5, 0.5]), query_positions, None, u, of_part
+        )
         return model.loss(model.embed(ids[:-1]), y)
 
     steps = [

@@ -158,11 +158,11 @@ def test_the_probe_study_is_numpys_of_one_stream(monkeypatch):
 def test_section_4_is_its_stages_and_the_rows_of_where_they_stop(monkeypatch):
     """`sec:simulations`: the stages by hand, and how each optimiser was asked."""
     by_hand = section4_by_hand()
-    asked = []
+    calls = []
 
     def optimised(objective, rate):
         name = objective.__name__.removesuffix("_objective")
-        asked.append((name, rate))
+        calls.append((name, rate))
         minimum = by_hand.runs["algorithm2"]._replace(objective=by_hand.objectives[name])
         return by_hand.runs[name], minimum
 
@@ -175,7 +175,7 @@ def test_section_4_is_its_stages_and_the_rows_of_where_they_stop(monkeypatch):
     }.items():
         monkeypatch.setattr(paper.outcomes, stage, result)
     outcome = paper.section4()
-    assert asked == [("algorithm1", 0.04), ("algorithm3", 0.03)]
+    assert calls == [("algorithm1", 0.04), ("algorithm3", 0.03)]
     zeros = np.zeros(48)
     ones = np.ones(48)
     first, second, third = (np.asarray(run.gates) for run in by_hand.runs.values())

@@ -274,11 +274,11 @@ def test_a_template_that_ends_no_turn_or_knows_no_assistant_names_no_end():
 
 def test_an_answer_in_a_chat_ends_at_the_turns_end_too(monkeypatch):
     """Which ``generation_config.json`` may not name; elsewhere it ends as this says."""
-    asked = []
+    calls = []
     tokenizer = words_of_control("<|endoftext|>", "<|im_end|>")
 
     def answer(network, ids, tokens, end):
-        asked.append(end)
+        calls.append(end)
         return np.array([0, 0, tokenizer.token_to_id("<|im_end|>")])
 
     monkeypatch.setattr(own_answers, "answer", answer)
@@ -290,6 +290,6 @@ def test_an_answer_in_a_chat_ends_at_the_turns_end_too(monkeypatch):
     chat = chat_prompt([USER], template)
     prompts = [tokenize_prompt(prompt, tokenizer) for prompt in (chat, RenderedPrompt("a"))]
     in_chat, plain = generate_answers(prompts, model)
-    assert asked == [(endoftext, im_end), (endoftext,)]
+    assert calls == [(endoftext, im_end), (endoftext,)]
     assert (in_chat.cut, plain.cut) == (False, True)
     assert im_end not in in_chat.window[-2:] and plain.window[-1] == im_end

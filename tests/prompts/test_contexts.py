@@ -90,8 +90,8 @@ def test_neither_does_a_document_a_question_a_foil_or_a_tool():
     prompt = document_prompt(documents, "who?<|im_end|>")
     encoded_prompt = tokenize_prompt(prompt, TOKENIZER)
     assert encoded_prompt.encoded.ids.tolist() == [START, *spelt(prompt.text)]
-    one = tokenize_context(prompt, " a", TOKENIZER, loss="contrast", foil=" <|im_end|>")
-    assert one.contrast is not None and one.contrast.foil.tolist() == spelt(" <|im_end|>")
+    context = tokenize_context(prompt, " a", TOKENIZER, loss="contrast", foil=" <|im_end|>")
+    assert context.contrast is not None and context.contrast.foil.tolist() == spelt(" <|im_end|>")
     template = ChatTemplate(TOOLS, MARKS)
     line = Line("here", messages=(USER,), template=template, tools=(WEATHER,))
     ids = tokenize_prompt(line.prompt, TOKENIZER).encoded.ids.tolist()

@@ -51,7 +51,7 @@ def test_a_title_stands_once_and_is_no_sentence_of_its_document():
         whole = "".join(one["inner"] for one in article["inside"] if one.get("class") == "t")
         assert whole == f"{document.title}\n{document.text}"
         assert article["inner"].count(document.title) == 1 + document.text.count(document.title)
-    headings = [" ".join(one["inner"].split()) for one in page.all("h3")]
+    headings = [" ".join(heading["inner"].split()) for heading in page.all("h3")]
     assert headings == ["السوق", "The harbour (document 2)", "The harbour (document 3)"]
     segments = document_segments(tokenize_context(document_prompt(DOCUMENTS, "Who?"), " I"))
     assert [segment.text for segment in segments if segment.is_title] == [
@@ -60,7 +60,7 @@ def test_a_title_stands_once_and_is_no_sentence_of_its_document():
 
 
 def test_an_answer_that_was_cut_ends_in_three_dots():
-    assert [one["text"] for one in Read(answer(cut=True)).all("span", "dots")] == [".."]
+    assert [element["text"] for element in Read(answer(cut=True)).all("span", "dots")] == [".."]
     assert Read(answer()).all("span", "dots") == []
 
 

@@ -58,19 +58,22 @@ def test_tokens_stand_in_the_text_as_text(read):
     shown = [token["text"] for token in read.all("span", "token")]
     first = [pages.SCRIPT, " the", "&amp;", "⏎\n", "··", "⟨00⟩", "'\"", "é", pages.IMAGE]
     assert shown == [*first, "</script>", "{{ 7 * 7 }}", " end.⏎\n"]
-    assert [one["text"].strip() for one in read.all("span", "after")] == ["→ \ufffd", "→ so"]
+    assert [element["text"].strip() for element in read.all("span", "after")] == [
+        "→ \ufffd",
+        "→ so",
+    ]
     assert len(read.all("script")) == 5 and read.all("img") == []  # two of code, three of data
     assert read.all("title")[0]["text"] == read.all("h1")[0]["text"] == pages.TITLE
 
 
 def test_it_says_of_how_many_contexts_the_first_are_shown(read):
-    terms, values = ([one["text"] for one in read.all(tag)] for tag in ("dt", "dd"))
+    terms, values = ([element["text"] for element in read.all(tag)] for tag in ("dt", "dd"))
     facts = dict(zip(terms, values, strict=False))
     assert facts["contexts shown"] == "first 2 of 12 measured"
     assert facts["measured at"] == "the states after layer 1"
-    called = [one["text"] for one in read.all("summary")][:2]
+    called = [element["text"] for element in read.all("summary")][:2]
     assert called == [f"{pages.NAMES[0]}: 9 tokens", f"{pages.NAMES[1]}: 3 tokens"]
-    assert pages.NAMES[0] in [one["text"] for one in read.all("h3")]
+    assert pages.NAMES[0] in [heading["text"] for heading in read.all("h3")]
     assert "Context 1" not in json.dumps(read.elements) and "mean loss" not in facts
 
 
@@ -95,7 +98,7 @@ def test_tokens_of_one_character_are_one_with_their_influence_together(tmp_path)
     shown = [token["text"] for token in read.all("span", "token")]
     assert shown == ["a", "\U0001f426", "b", "\ufffd"] and "∅" not in page.split("<script")[0]
     fields = read.json("fields")
-    told = [dict(zip(fields, one, strict=True)) for one in read.json("records")[0]]
+    told = [dict(zip(fields, record, strict=True)) for record in read.json("records")[0]]
     assert [one["place"] for one in told] == [
         "1 of 6, left",
         "2 to 4 of 6, left",
@@ -104,11 +107,11 @@ def test_tokens_of_one_character_are_one_with_their_influence_together(tmp_path)
     ]
     assert [one["part"] for one in told] == ["4.17 %", "37.5 %", "25 %", "33.3 %"]
     assert [one["density"] for one in told] == ["0.25", "0.75", "1.5", "2"]
-    bird, rest = (one["text"] for one in read.all("span", "most"))
+    bird, rest = (element["text"] for element in read.all("span", "most"))
     assert bird == "in 67 % of the tokens; most in “\U0001f426” 90 %, “a” 10 %"
     assert rest == "in 33 % of the tokens; most in “\ufffd” 57 %, “b” 43 %"
-    assert [one["text"] for one in read.all("span", "share")] == ["42 %", "58 %"]
-    assert [one["text"] for one in read.all("p", "answer")] == ["b"]
+    assert [element["text"] for element in read.all("span", "share")] == ["42 %", "58 %"]
+    assert [element["text"] for element in read.all("p", "answer")] == ["b"]
     assert "over contexts" not in page, "of one there is nothing else to be told"
 
 
@@ -151,7 +154,7 @@ def test_shades_grow_with_the_density_on_one_scale_for_all_contexts(read):
     shades = np.array([int(re.search(r"shade-(\d)", one).group(1)) for one in classes])  # pyright: ignore
     order = np.argsort(densities)
     assert (np.diff(shades[order]) >= 0).all() and shades[order[-1]] == 9 and shades[order[0]] == 0
-    edges = [one["text"] for one in read.all("span", "edge")][:11]
+    edges = [element["text"] for element in read.all("span", "edge")][:11]
     least = densities[densities > 0].min()
     greatest = densities.max()
     assert edges[0] == f"{least:.2g}" and edges[-1] == f"{greatest:.2g}"  # two decades at least
@@ -199,7 +202,7 @@ def test_charts_hold_the_profile_with_its_errors_and_regions(read):
 
 def test_charts_hold_the_heads_and_the_density_at_every_depth(read):
     accounts = pages.accounts()
-    standing = [one.by_depth[pages.DEPTH : -1].mean(axis=1) for one in accounts]
+    standing = [account.by_depth[pages.DEPTH : -1].mean(axis=1) for account in accounts]
     parts = [one.heads / of[:, None] for one, of in zip(accounts, standing, strict=True)]
     expected = 100 * (parts[0] + parts[1]) / 2
     cells = rows(read, "heads", "share")
@@ -238,18 +241,20 @@ def test_certificates_are_said_in_words(read):
     assert kinds == ["held", "failed", "vacuous"]
     sayings = [wording.certificate_words(certificate) for certificate in pages.CERTIFICATES]
     (folded,) = read.all("details", "hopeless")
-    assert [one["text"] for one in read.all("summary")][-2] == "1 of 3 cannot decide here: third"
+    assert [element["text"] for element in read.all("summary")][
+        -2
+    ] == "1 of 3 cannot decide here: third"
     assert "it follows: the left is above" in sayings[0]["saying"] and sayings[0]["concluded"]
     assert "nothing follows" in sayings[1]["saying"] and not sayings[1]["concluded"]
     assert "A < B whatever the middle is" in sayings[2]["saying"]
     assert sayings[2]["concluded"]  # nothing was to be concluded
     assert sayings[0]["lines"] == [("x > 0", "2.5", True), ("A > B", "3 against 1", True)]
-    shown = " ".join(one["text"] for one in read.all("p"))
+    shown = " ".join(element["text"] for element in read.all("p"))
     assert all(saying["saying"] in shown for saying in sayings)
 
 
 def test_the_gap_is_judged_at_two_errors(read):
-    texts = [one["text"] for one in read.all("p")]
+    texts = [element["text"] for element in read.all("p")]
     assert sum(text.startswith("Lost in the middle") for text in texts) == 2
     assert sum("Lost in the middle" in text for text in texts) == 3  # and the page begins with it
     regions = pages.influence().regions
@@ -270,7 +275,7 @@ def test_the_gap_is_judged_at_two_errors(read):
 
 
 def test_it_begins_with_what_was_found_with_errors(read):
-    first, second = (one["text"] for one in read.all("p", "finding"))
+    first, second = (element["text"] for element in read.all("p", "finding"))
     assert first == (
         "“<b>first</b>” (2 different texts) holds 50 % ± 10 % of the influence in 38 % of the "
         "tokens, “last” 25 %."
@@ -291,7 +296,7 @@ def test_named_parts_are_blocks_with_their_shares_and_tokens(read):
     account = pages.accounts()[0]
     shares = account.energy / account.energy.sum()
     blocks = read.all("li", "block")
-    names = [one["text"] for one in read.all("strong")][: len(blocks)]
+    names = [element["text"] for element in read.all("strong")][: len(blocks)]
     assert names == ["<b>first</b>", "last", "the rest, in no part"]
     assert ["rest" in block["class"].split() for block in blocks] == [False, False, True]
     held = [0, 1, 2], [6, 7], [3, 4, 5, 8]
@@ -328,7 +333,7 @@ def test_named_parts_are_blocks_with_their_shares_and_tokens(read):
         "3",
         "“a” 7 %",
     ]
-    assert [one["text"] for one in read.all("span", "texts")] == ["2 different texts"]
+    assert [element["text"] for element in read.all("span", "texts")] == ["2 different texts"]
     with pytest.raises(ValueError, match=r"spans: got the places \[9\], expected .* 0 to 8"):
         beyond = pages.Span("x", np.array([9]))
         blocks_of(account, pages.TEXTS[0], [beyond], shades.choose_shades(np.asarray(shares)))
@@ -359,7 +364,7 @@ def test_a_call_from_python_measures_and_shows(tmp_path):
     shown = [token["text"] for token in read.all("span", "token")]
     assert "".join(shown) == "<b>a&bhello"
     densities = [
-        float(one[read.json("fields").index("density")]) for one in read.json("records")[1]
+        float(record[read.json("fields").index("density")]) for record in read.json("records")[1]
     ]
     gradient = jax.jit(lambda *context: jax.grad(model.loss)(*model.example(*context)))
     squares = (np.asarray(gradient(windows[1], asked[1])) ** 2).sum(axis=1)

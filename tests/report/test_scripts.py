@@ -54,7 +54,7 @@ def test_the_pages_texts_are_the_documents(asked, parts):
             assert shown(article, "part") == [part for part in said if part]
             assert "".join(shown(article, "title")) == title
     if name not in ALTERING:
-        assert "".join(one["inner"] for one in page.all("span", "row")).strip() == ANSWER
+        assert "".join(row["inner"] for row in page.all("span", "row")).strip() == ANSWER
     # The answer's last token was not read, with which its last letter may end.
     rest = "".join(shown(page.all("details")[0], "t"))
     assert "\ufffd" not in rest.removesuffix("\ufffd")

@@ -19,13 +19,13 @@ def test_the_data_are_the_scores_of_what_is_shown_and_texts_are_escaped(tmp_path
     by_token = scores.by_token
     assert by_token is not None
     data = page.json("data")
-    names = [one["inner"].strip() for one in page.all("h3")]
+    names = [heading["inner"].strip() for heading in page.all("h3")]
     gave = {
         f"<i>{number}</i>": by_token[:, CONTEXT.spans[number].positions].sum()
         for number in range(6)
     }
     assert names == sorted(gave, key=lambda name: -abs(gave[name])), "more than five"
-    sentences = [one["inner"] for one in page.all("span", "part")]
+    sentences = [part["inner"] for part in page.all("span", "part")]
     texts = {
         scores.parts[column].text: scores.by_part[:, column] for column in scores.documents.tolist()
     }
@@ -33,7 +33,7 @@ def test_the_data_are_the_scores_of_what_is_shown_and_texts_are_escaped(tmp_path
     for sentence, column in zip(sentences, np.transpose(data["parts"]), strict=True):
         np.testing.assert_allclose(column, texts[sentence], rtol=1e-3)
     steps = np.frombuffer(base64.b64decode(data["steps"]), np.int8).reshape(2, -1)
-    tokens = [one["inner"] for one in page.all("span", "t")]
+    tokens = [token["inner"] for token in page.all("span", "t")]
     assert steps.shape[1] == len(tokens) == CONTEXT.length - 1, "é is one, of two bytes"
     shown = steps * np.transpose([data["scales"]])
     whole = by_token.sum(axis=1)

@@ -28,7 +28,7 @@ class Tab:
         rows = len(self.scores.answer)
         steps = np.frombuffer(base64.b64decode(data["steps"]), np.int8).reshape(rows, -1)
         self.by_token = steps * np.transpose([data["scales"]])
-        self.sentences = [one["inner"] for one in page.all("span", "part")]
+        self.sentences = [part["inner"] for part in page.all("span", "part")]
         self.picks = [one.text for one in self.scores.answer]
         self.by_sentence = np.array(data["parts"])
 

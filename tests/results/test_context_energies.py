@@ -135,9 +135,9 @@ def test_pairs_of_no_examples_are_refused(pairs):
 def test_pairs_need_examples_that_are_kept():
     regions = common_regions([2], 0.25)
     energies = jax.device_put(np.ones((3, 2)))
-    one = Influence.from_energies(energies, regions)
+    influence = Influence.from_energies(energies, regions)
     with pytest.raises(ValueError, match="pairs: got .*below 0 and 0"):
-        compare(one, one, pairs=np.array([[0, 0]]))
+        compare(influence, influence, pairs=np.array([[0, 0]]))
 
 
 def test_names_that_stand_more_than_once_are_paired_in_their_order():
@@ -223,8 +223,8 @@ def test_shares_are_compared_over_the_contexts_that_have_the_record():
 def test_what_asks_from_its_first_token_is_compared_whole_alone():
     first = made("abcd", 1, 1.0)
     second = made("dbea", 2, 3.0)
-    asked = second._replace(asked=[2, 3, 0, 4])
-    assert compare_contexts(first, asked).without_queries is None
+    other = second._replace(asked=[2, 3, 0, 4])
+    assert compare_contexts(first, other).without_queries is None
     assert compare_contexts(first, second).without_queries is not None
 
 

@@ -17,7 +17,7 @@ GAP = PLACES[[0, 3]].mean() - PLACES[1:3].mean()
 
 
 def drawn_orders(orders, contexts, seed, places=4):
-    return np.stack([cyclic_orders(places, orders, (seed, one)) for one in range(contexts)])
+    return np.stack([cyclic_orders(places, orders, (seed, context)) for context in range(contexts)])
 
 
 def adding_up(documents):

@@ -144,10 +144,10 @@ def test_an_ablation_is_computed_once(model):
     pieces = [("ab", True), (" ", False), ("c", True), ("?", False)]
     prompts = [join_pieces(pieces, "", [0]), join_pieces(pieces[:1] + pieces[3:], "", [0])]
     answers = [np.array([66, 3], np.int32), np.array([9], np.int32)]
-    asked = []
+    calls = []
 
     def counting(contexts, answers, **options):
-        asked.extend(
+        calls.extend(
             (bytes(ids.tolist()).decode(), len(answer), options["name"])
             for ids, answer in zip(contexts, answers, strict=True)
         )
@@ -157,10 +157,10 @@ def test_an_ablation_is_computed_once(model):
     first, other = of(
         [np.array([[True, True], [False, True], [True, True]]), np.array([[True]])], name="some"
     )
-    assert asked == [("ab c?", 2, "some"), ("c?", 2, "some"), ("ab?", 1, "some")]
+    assert calls == [("ab c?", 2, "some"), ("c?", 2, "some"), ("ab?", 1, "some")]
     assert first[0] == first[2] != first[1] and other.shape == (1,)
     again, _ = of([np.array([[False, True], [True, False]]), np.array([[True]])], name="more")
-    assert asked[3:] == [("ab?", 2, "more")] and again[0] == first[1]
+    assert calls[3:] == [("ab?", 2, "more")] and again[0] == first[1]
     values = (
         ("ab c?", 0, first[0]),
         ("c?", 0, first[1]),

@@ -226,6 +226,6 @@ def test_the_table_has_a_row_for_each_attribution_and_says_what_was_left_out(pre
 
 def test_networks_that_are_always_right_predict_nothing(made):
     always = made._replace(scores=made.scores._replace(accuracy=np.ones((4, 6))))
-    rows = [one for one in predict(always) if one.score == "accuracy"]
-    assert all(one.left_out == 4 and np.isnan(one.interval).all() for one in rows)
+    rows = [prediction for prediction in predict(always) if prediction.score == "accuracy"]
+    assert all(row.left_out == 4 and np.isnan(row.interval).all() for row in rows)
     assert prediction_table(rows).count("constant") == len(rows)

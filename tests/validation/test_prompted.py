@@ -45,10 +45,10 @@ def greedy(model):
     logits = eqx.filter_jit(lambda model, ids: model.logits(ids))
     example = drawn(1)
     window = example.window.copy()
-    asked = np.flatnonzero(example.weights)
-    for place in asked:  # what comes after it is not seen
+    query_positions = np.flatnonzero(example.weights)
+    for place in query_positions:  # what comes after it is not seen
         window[place + 1] = np.argmax(logits(model, jax.device_put(window[:-1]))[place])
-    return example._replace(window=window), asked
+    return example._replace(window=window), query_positions
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_prompts_are_asked_once_and_the_same_whether_interrupted_or_not(
 ):
     whole = ask_prompts(model, None, SETTING)
     checkpoint = tmp_path / "asked"
-    asked = []
+    calls = []
     assert whole.energies.shape == (6, 2, RECORDS) and whole.right.dtype == bool
     for number in range(6):
         found = prompted.answers(model, drawn(number), RECORDS)
@@ -119,7 +119,7 @@ def test_prompts_are_asked_once_and_the_same_whether_interrupted_or_not(
     answers = prompted.answers
 
     def counting(*arguments, **sizes):
-        asked.append(arguments)
+        calls.append(arguments)
         return answers(*arguments, **sizes)
 
     def interrupted(prompts):
@@ -129,9 +129,9 @@ def test_prompts_are_asked_once_and_the_same_whether_interrupted_or_not(
     monkeypatch.setattr(prompted, "answers", counting)
     with pytest.raises(KeyboardInterrupt):
         ask_prompts(model, None, SETTING, checkpoint=checkpoint, progress=interrupted)
-    assert len(asked) == 4
+    assert len(calls) == 4
     again = ask_prompts(model, None, SETTING, checkpoint=checkpoint)
-    assert len(asked) == 6
+    assert len(calls) == 6
     for ours, theirs in zip(again, whole, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     other = eqx.tree_at(lambda model: model.head, model, replace_fn=lambda head: 2 * head)

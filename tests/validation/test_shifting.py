@@ -60,9 +60,11 @@ def test_a_shift_asks_for_every_place_of_both_lengths(monkeypatch):
     assert record["4 records"]["accuracy"] == 3 * [[5, 5, 5, 5, 0]]
     slopes = np.asarray(models.head)[:, :1, 0] ** 2
     np.testing.assert_allclose(record["4 records"]["influence"], slopes * np.arange(4)[None])
-    for one in record["4 records"]["predictions"]:
-        falling = (one["of"] == "at the gold record") != (one["score"] == "minus cross-entropy")
-        np.testing.assert_allclose(one["correlations"], 3 * [-1 if falling else 1])
+    for prediction in record["4 records"]["predictions"]:
+        falling = (prediction["of"] == "at the gold record") != (
+            prediction["score"] == "minus cross-entropy"
+        )
+        np.testing.assert_allclose(prediction["correlations"], 3 * [-1 if falling else 1])
 
 
 def test_all_seeds_are_asked_the_same():

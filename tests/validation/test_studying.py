@@ -41,16 +41,16 @@ def given_by(monkeypatch, *parts):
 
 
 def test_a_study_writes_its_numbers_a_page_and_figures(monkeypatch, tmp_path, capsys):
-    asked = []
+    calls = []
 
     def validate(preset, *, seed, folder, progress):
-        asked.append((preset, seed, folder, list(progress(["one"]))))
+        calls.append((preset, seed, folder, list(progress(["one"]))))
         return made_results()
 
     monkeypatch.setattr(runs, "validate", validate)
     out = tmp_path / "study"
     assert command(["--full", "--seed", "3", "--out", str(out)]) == 0
-    ((preset, seed, folder, _),) = asked
+    ((preset, seed, folder, _),) = calls
     assert (preset, seed) == (presets()["full"], 3) and folder.parent == out
     assert json.loads((out / "study.json").read_text())["arms"] == made_results()["arms"]
     page = (out / "study.md").read_text()
@@ -62,16 +62,16 @@ def test_a_study_writes_its_numbers_a_page_and_figures(monkeypatch, tmp_path, ca
     )
     assert "**" not in printed and finding in printed and finding in page
     assert command(["--overwrite", "--out", str(out)]) == 0
-    assert asked[1][0] == presets()["quick"]
+    assert calls[1][0] == presets()["quick"]
 
 
 @pytest.mark.slow
 def test_a_published_model_is_asked_in_text(monkeypatch, tmp_path):
     rng = np.random.default_rng(0)
-    asked = []
+    calls = []
 
     def ask_prompts(model, tokenizer, setting, *, checkpoint, progress):
-        asked.append((model, tokenizer, setting, checkpoint.parent.parent))
+        calls.append((model, tokenizer, setting, checkpoint.parent.parent))
         count = setting.prompts
         records = setting.records
         return Answers(
@@ -86,8 +86,8 @@ def test_a_published_model_is_asked_in_text(monkeypatch, tmp_path):
     out = tmp_path / "asked"
     arguments = ["--model", str(tmp_path / "small.gguf"), "--prompts", "12", "--records", "3", "4"]
     assert command([*arguments, "--out", str(out)]) == 0
-    assert [(setting.records, setting.prompts) for _, _, setting, _ in asked] == [(3, 12), (4, 12)]
-    assert {one[:2] for one in asked} == {("network", "tokenizer")}
+    assert [(setting.records, setting.prompts) for _, _, setting, _ in calls] == [(3, 12), (4, 12)]
+    assert {one[:2] for one in calls} == {("network", "tokenizer")}
     document = json.loads((out / "prompted.json").read_text())
     assert list(document) == ["3 records", "4 records"] and document["3 records"]["prompts"] == 12
     page = (out / "prompted.md").read_text()
@@ -106,10 +106,10 @@ def test_one_study_at_a_time(tmp_path):
 
 
 def test_a_published_model_is_trained_further(monkeypatch, tmp_path, capsys):
-    asked = []
+    calls = []
 
     def tune(model, tokenizer, tuning, *, seed, folder, progress):
-        asked.append((model, tokenizer, tuning, seed, folder, list(progress(["one"]))))
+        calls.append((model, tokenizer, tuning, seed, folder, list(progress(["one"]))))
         return made_tuning()
 
     monkeypatch.setattr(train_published, "tune", tune)
@@ -118,7 +118,7 @@ def test_a_published_model_is_trained_further(monkeypatch, tmp_path, capsys):
     out = tmp_path / "trained"
     arguments = ["--model", str(tmp_path / "small.gguf"), "--train", "--seed", "3"]
     assert command([*arguments, "--out", str(out)]) == 0
-    ((model, tokenizer, tuning, seed, folder, _),) = asked
+    ((model, tokenizer, tuning, seed, folder, _),) = calls
     assert (model, tokenizer) == ("network", "tokenizer")
     assert (tuning, seed, folder) == (Tuning(), 3, out / "unfinished")
     assert json.loads((out / "tuning.json").read_text())["arms"] == made_tuning()["arms"]
@@ -143,12 +143,12 @@ CHUNKS = ["one", "two", "three"]
 @pytest.fixture
 def explained_by(monkeypatch):
     """What prompts were explained with: of made scores, on a network that nobody reads."""
-    asked = []
+    calls = []
 
     def explain_prompts(model, tokenizer, setting, *, end, checkpoint, progress):
         rng = np.random.default_rng(0)
         names = attributions(setting)
-        asked.append((model, tokenizer, setting, end, checkpoint.name, list(progress(CHUNKS))))
+        calls.append((model, tokenizer, setting, end, checkpoint.name, list(progress(CHUNKS))))
 
         def explained():
             kept = rng.uniform(size=(6, 10)) < 0.5
@@ -161,16 +161,16 @@ def explained_by(monkeypatch):
 
     monkeypatch.setattr(judge, "explain_prompts", explain_prompts)
     given_by(monkeypatch, "network", "tokenizer", None, (2,))
-    return asked
+    return calls
 
 
 @pytest.fixture
 def learnt_in(monkeypatch):
     """Where weights of heads were learnt, which score as the first attribution does."""
-    asked = []
+    calls = []
 
     def learn_heads(model, tokenizer, runs, *, folder, end, progress):
-        asked.append((model, tokenizer, folder.name, end))
+        calls.append((model, tokenizer, folder.name, end))
 
         def with_ours(one):
             scores, drops = (np.vstack([rows, rows[0]]) for rows in (one.scores, one.drops))
@@ -184,7 +184,7 @@ def learnt_in(monkeypatch):
         return judged, learnt
 
     monkeypatch.setattr(judge, "learn_heads", learn_heads)
-    return asked
+    return calls
 
 
 @pytest.fixture

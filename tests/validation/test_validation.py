@@ -170,14 +170,14 @@ def counted(patched):
 @pytest.fixture(scope="module")
 def trained(patched):
     """For how many steps and by which file networks were trained: they are drawn, by the steps."""
-    asked = []
+    calls = []
 
     def train_retrievers(setting, keys, checkpoint=None):
-        asked.append((setting.steps, checkpoint and checkpoint.name))
+        calls.append((setting.steps, checkpoint and checkpoint.name))
         return drawn(partial(new_retriever, setting), setting.steps, len(keys)), None
 
     patched.setattr(study, "train_retrievers", train_retrievers)
-    return asked
+    return calls
 
 
 @pytest.fixture(scope="module")
@@ -312,9 +312,9 @@ def test_networks_are_explained_before_and_after_each_arm_at_the_place_that_asks
 @pytest.mark.slow
 def test_predictions_are_ranked_seed_by_seed(finished, explained):
     columns = [embedding[:4, :2].T for embedding, _, _ in explained[:2]]
-    for one in finished.numbers["predictions"]["first"]:
+    for prediction in finished.numbers["predictions"]["first"]:
         correlations = [np.asarray(stats.spearmanr(*pair))[0] for pair in columns]
-        np.testing.assert_allclose(one["correlations"], correlations)
+        np.testing.assert_allclose(prediction["correlations"], correlations)
 
 
 @pytest.mark.slow
