@@ -79,9 +79,9 @@ def require_floats(array: Any, name: str, axes: str, cure: str = "", **sizes: in
     """
     require_floating(array, name, cure or "Pass an array of floats.")
     names = [axis for axis in axes.split() if axis[0] != "*"]
-    known = dict(sizes)
+    sizes_by_axis = dict(sizes)
     agree = [
-        size > 0 and size == known.setdefault(axis, size)
+        size > 0 and size == sizes_by_axis.setdefault(axis, size)
         for axis, size in zip(names, array.shape, strict=False)
     ]
     spelt = [str(sizes.get(axis, axis)) for axis in names]
@@ -206,11 +206,11 @@ def require_text(text: object, name: str) -> None:
     require_kind(text, str, name, "Pass a string.")
 
 
-def require_name(value: object, known: Iterable[str], name: str, cure: str) -> None:
-    """Raise ValueError unless this is one of the known names."""
-    names = list(known)
-    expected = " or ".join(f'"{known_name}"' for known_name in names)
-    holds = isinstance(value, str) and value in names
+def require_name(value: object, options: Iterable[str], name: str, cure: str) -> None:
+    """Raise ValueError unless this is one of the names that are options."""
+    choices = list(options)
+    expected = " or ".join(f'"{choice}"' for choice in choices)
+    holds = isinstance(value, str) and value in choices
     require(holds, name, got=described(value), expected=expected, cure=cure)
 
 
@@ -366,8 +366,8 @@ def as_nonnegative(
         holds = not (float(values) < 0 or (capped and float(values) >= below))
         require(holds, name, got=f"{values}", expected=expected, cure=cure)
         return values
-    known = not isinstance(values, Tracer) and not _elsewhere(values)
-    numbers = np.asarray(values) if known else values
+    is_concrete = not isinstance(values, Tracer) and not _elsewhere(values)
+    numbers = np.asarray(values) if is_concrete else values
     fails = ((numbers < 0) | (numbers >= below)) if capped else numbers < 0
     return error_if(values, fails, f"{name}: expected {expected}, got others. {cure}")
 

@@ -33,7 +33,7 @@ LIBRARIES = {
 }  # fmt: skip
 DERIVATIVES = ("jvp", "fwd", "bwd")  # what jax.custom_jvp and custom_vjp are given
 # What was met before, by its address, which is its own as long as it is kept here; and its hash.
-Known = dict[int, tuple[Any, bytes]]
+HashesById = dict[int, tuple[Any, bytes]]
 
 
 def digest(value: PyTree, after: str = "", *, named: bool = False) -> str:
@@ -46,13 +46,13 @@ def digest(value: PyTree, after: str = "", *, named: bool = False) -> str:
     return sha256(after.encode() + _hash(value, {}, named)).hexdigest()[:16]
 
 
-def _hash(value: Any, known: Known, named: bool) -> bytes:
-    """Hash a value and all that it holds; `known` has the hashes of objects met before."""
-    if id(value) in known:
-        return known[id(value)][1]
-    known[id(value)] = value, b"itself"
+def _hash(value: Any, hashes: HashesById, named: bool) -> bytes:
+    """Hash a value and all that it holds; `hashes` has those of objects met before."""
+    if id(value) in hashes:
+        return hashes[id(value)][1]
+    hashes[id(value)] = value, b"itself"
     if isinstance(value, NUMBERS):
-        hashed = _hash_of_array(value, known, named)
+        hashed = _hash_of_array(value, hashes, named)
     elif isinstance(value, PLAIN):
         hashed = _hash_parts(type(value), repr(value).encode())
     elif isinstance(value, type | ModuleType):
@@ -65,12 +65,12 @@ def _hash(value: Any, known: Known, named: bool) -> bytes:
         hashed = _hash_parts(FunctionType, b"named by the user")
     elif isinstance(value, Mapping | Set):
         entries = value.items() if isinstance(value, Mapping) else value
-        hashed = _hash_parts(type(value), *sorted(_hash(entry, known, named) for entry in entries))
+        hashed = _hash_parts(type(value), *sorted(_hash(entry, hashes, named) for entry in entries))
     else:
         hashed = _hash_parts(
-            type(value), *(_hash(part, known, named) for part in _parts(value, named))
+            type(value), *(_hash(part, hashes, named) for part in _parts(value, named))
         )
-    known[id(value)] = value, hashed
+    hashes[id(value)] = value, hashed
     return hashed
 
 
@@ -111,14 +111,14 @@ def _qualified_name(value: Any) -> str:
     return f"{getattr(value, '__module__', '')}.{name}"
 
 
-def _hash_of_array(array: Any, known: Known, named: bool) -> bytes:
+def _hash_of_array(array: Any, hashes: HashesById, named: bool) -> bytes:
     """Hash an array's type, shape and bytes, alike for NumPy and JAX; random keys by their data."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        numbers = _hash(jax.random.key_data(array), known, named)
+        numbers = _hash(jax.random.key_data(array), hashes, named)
         return _hash_parts(jax.Array, str(array.dtype).encode(), numbers)
     array = np.asarray(array)
     if array.dtype.hasobject:
-        objects = _hash(array.ravel().tolist(), known, named)
+        objects = _hash(array.ravel().tolist(), hashes, named)
         return _hash_parts(np.ndarray, str(array.shape).encode(), objects)
     numbers = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return _hash_parts(np.ndarray, f"{array.dtype} {array.shape}".encode(), numbers)

@@ -25,8 +25,8 @@ def files_within(folder: Path) -> list[Path]:
     """Return the files of a folder and its subfolders, but for hidden ones and results of ours."""
     inside = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
     ours = {file.parent for file in inside if file.name == RECORD and file.parent != Path()}
-    shown = [file for file in inside if not ours.intersection(file.parents)]
-    return sorted(file for file in shown if not any(name.startswith(HIDDEN) for name in file.parts))
+    files = [file for file in inside if not ours.intersection(file.parents)]
+    return sorted(file for file in files if not any(name.startswith(HIDDEN) for name in file.parts))
 
 
 def text_of_file(file: Path, name: str, most: int | None = None) -> str:

@@ -62,7 +62,7 @@ def store(path: Path, run: Run, about: Mapping[str, Any], tree: PyTree) -> None:
     write_arrays(path, RUN, {"run": run, **about, "leaves": entries}, arrays)
 
 
-def stored(path: Path, run: Run) -> tuple[dict[str, Any], list[np.ndarray]]:
+def restore(path: Path, run: Run) -> tuple[dict[str, Any], list[np.ndarray]]:
     """Read the header and leaves that `store` wrote; raise ValueError if of another run."""
     about, arrays = read_arrays(checkpoint_file(path), RUN)
     _require_run(path, about, run)
@@ -85,15 +85,15 @@ def _document(text: bytes) -> dict[str, Any]:
 
 def _require_run(path: Path, about: Mapping[str, Any], run: Run) -> None:
     """Raise ValueError unless a file's header names the same run."""
-    stored_run = about.get("run")
+    earlier_run = about.get("run")
     got = f"{path}, which is of no run"
     expected = "what a run stored"
-    require(isinstance(stored_run, dict), "checkpoint", got=got, expected=expected, cure=REMOVE)
-    assert isinstance(stored_run, dict)
+    require(isinstance(earlier_run, dict), "checkpoint", got=got, expected=expected, cure=REMOVE)
+    assert isinstance(earlier_run, dict)
     for name, value in _as_read_from_json(run).items():
-        got = f"{path}, of {name} {stored_run.get(name)}"
+        got = f"{path}, of {name} {earlier_run.get(name)}"
         expected = f"one of {name} {value}"
-        require(stored_run.get(name) == value, "checkpoint", got=got, expected=expected, cure=SAME)
+        require(earlier_run.get(name) == value, "checkpoint", got=got, expected=expected, cure=SAME)
 
 
 def each_once(
@@ -128,7 +128,7 @@ def once(
 ) -> Result:
     """Measure once: read the result from a file if there is one, and else compute and store it."""
     if path.exists():
-        return make_result(stored(path, run)[1])
+        return make_result(restore(path, run)[1])
     result = measure()
     store(path, run, {}, result)
     return result
@@ -177,7 +177,7 @@ def reduced(
     last_fingerprint = ""
     result = None
     if checkpoint.exists():
-        about, leaves = stored(checkpoint, run)
+        about, leaves = restore(checkpoint, run)
         num_done = about["items"]
         last_fingerprint = about["seen"]
         result = make_result(jax.device_put(leaves))

@@ -397,8 +397,8 @@ def gather_rows(rows: Rows, numbers: Int[Array, " some"]) -> Float[Array, "some 
         return rows[numbers]
     # As in JAX's own indexing.
     size = rows.shape[0]
-    known = jnp.clip(jnp.where(numbers < 0, numbers + size, numbers), 0, size - 1)
-    return rows.fetch(rows.source.gather, (*numbers.shape, rows.shape[1]), known)
+    indices = jnp.clip(jnp.where(numbers < 0, numbers + size, numbers), 0, size - 1)
+    return rows.fetch(rows.source.gather, (*numbers.shape, rows.shape[1]), indices)
 
 
 def slice_rows(rows: Rows, start: Int[Array, ""], size: int) -> Float[Array, "size width"]:

@@ -73,7 +73,7 @@ longest = max(len(example.window) for example in examples)
 
 
 @eqx.filter_jit
-def answered(network, window, weights):
+def decodes_answer(network, window, weights):
     return decodes_greedily(network.logits(window[:-1]), window[1:], weights)
 
 
@@ -83,7 +83,7 @@ def padded(example):
     return np.pad(example.window, (0, missing)), np.pad(example.weights, (0, missing))
 
 
-right = np.array([bool(answered(network, *padded(example))) for example in examples])
+right = np.array([bool(decodes_answer(network, *padded(example))) for example in examples])
 right = right.reshape(ROUNDS, RECORDS)
 print("right by place of the asked record:", right.mean(axis=0))
 
@@ -169,8 +169,8 @@ layout = lim.prompts.document_prompt(documents, question)
 if model.chat_template is not None:  # as the model's publisher lays out a chat
     chat = [{"role": "user", "content": question}]
     layout = lim.prompts.chat_prompt(chat, model.chat_template, documents)
-prompt = lim.prompts.unanswered(layout, tokenizer)
-(context,) = lim.prompts.self_answered([prompt], model, "margin", tokens=12)
+prompt = lim.prompts.tokenize_prompt(layout, tokenizer)
+(context,) = lim.prompts.generate_answers([prompt], model, "margin", tokens=12)
 said = lim.checkpoints.texts_of_ids(context.window, tokenizer)[prompt.length :]
 print("answer:", "".join(said).strip())
 (energy,) = lim.models.energies_of_ids(

@@ -85,11 +85,11 @@ def compared(model, expected, mesh, whole):
     job = jax.jit(
         lambda arrays: asked(eqx.combine(arrays, static), whole), out_shardings=everywhere
     )
-    found = jax.tree.leaves(job(arrays))
-    assert len(found) == len(expected) - (0 if whole else 3)
-    for one, other in zip(found, expected[: len(found)], strict=True):
+    leaves = jax.tree.leaves(job(arrays))
+    assert len(leaves) == len(expected) - (0 if whole else 3)
+    for one, other in zip(leaves, expected[: len(leaves)], strict=True):
         np.testing.assert_allclose(np.asarray(one), other, rtol=1e-12, atol=1e-13)
-    print(f"{len(found)} equal")
+    print(f"{len(leaves)} equal")
 
 
 def read(folder, mesh, **sizes):
@@ -147,9 +147,11 @@ def hybrid_over_eight(folder):
     values = whole.flow.kinds[0].sublayers[0].value
     assert values.addressable_shards[0].data.size == values.size / 4
     spread = jax.device_put(ids, NamedSharding(mesh, PartitionSpec("data")))
-    found = eqx.filter_jit(gradients)(whole, spread)
-    assert len(found.sharding.device_set) == 8
-    np.testing.assert_allclose(found, eqx.filter_jit(gradients)(alone, ids), atol=1e-12)
+    gradients_of_shards = eqx.filter_jit(gradients)(whole, spread)
+    assert len(gradients_of_shards.sharding.device_set) == 8
+    np.testing.assert_allclose(
+        gradients_of_shards, eqx.filter_jit(gradients)(alone, ids), atol=1e-12
+    )
     print("hybrid equal")
 
 

@@ -69,7 +69,7 @@ def test_a_full_disk_is_a_line_with_the_file_and_what_it_needs(kind, tmp_path):
     room = r"got no room for it \(No space left on device; [\d,]+ bytes are free\)"
     line = rf"{re.escape(str(path))}: {room}, expected {needed}\. Make room, .*"
     assert re.fullmatch(line, str(refused.value))
-    assert [found.name for found in tmp_path.iterdir()] == [path.name] * (kept or drawn)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name] * (kept or drawn)
     if kept:
         assert path.read_text() == "before"
     path.unlink(missing_ok=True)
@@ -115,7 +115,7 @@ def test_a_file_that_is_interrupted_leaves_the_one_before(tmp_path):
         with whole_file(path) as half_written:
             half_written.write_text("[2")
             raise KeyboardInterrupt
-    assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
     assert json.loads(path.read_text()) == [1]
 
 

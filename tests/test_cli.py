@@ -213,7 +213,7 @@ sys.exit(main())
 """
     done = run_python("-c", program, folder=tmp_path)
     assert done.returncode == 130 and done.stdout == ""
-    lines = [one for one in done.stderr.splitlines() if one and not one.startswith("rates:")]
+    lines = [line for line in done.stderr.splitlines() if line and not line.startswith("rates:")]
     assert lines == ["Interrupted. Run it again to go on from what is finished."]
     assert list(tmp_path.iterdir()) == []
 
@@ -239,10 +239,10 @@ def test_reproduce_takes_float64_by_itself(monkeypatch, tmp_path):
 
 def test_reproduce_writes_ours_beside_the_papers(monkeypatch, tmp_path, as_users_run):
     """Its figures are drawn elsewhere; a figure that differs is an exit status of one."""
-    found = [Comparison("baseline, left", "3.2269", 3.22691, 1e-5, True)]
+    comparisons = [Comparison("baseline, left", "3.2269", 3.22691, 1e-5, True)]
     monkeypatch.setattr(paper, "section4", lambda progress: None)
     monkeypatch.setattr(reproduce_command, "summary", lambda results: {"total": 2.0})
-    monkeypatch.setattr(reproduce_command, "compare_with_printed", lambda numbers: found)
+    monkeypatch.setattr(reproduce_command, "compare_with_printed", lambda numbers: comparisons)
     monkeypatch.setattr(reproduce_command, "beyond_the_paper", lambda numbers: "")
     for name in ("influence_profiles", "observability_profiles", "convergence", "probe_errors"):
         draw = lambda results: Figure(figsize=(1, 1))  # noqa: E731
@@ -254,7 +254,7 @@ def test_reproduce_writes_ours_beside_the_papers(monkeypatch, tmp_path, as_users
     assert table[0] == ["name", "printed", "ours", "difference", "agrees"]
     assert table[1] == ["baseline, left", "3.2269", "3.22691", "1e-05", "True"]
     assert (tmp_path / "probe_errors.svg").exists() and (tmp_path / "convergence.png").exists()
-    found.append(Comparison("baseline, right", "2", 3.0, 1.0, False))
+    comparisons.append(Comparison("baseline, right", "2", 3.0, 1.0, False))
     assert main(["reproduce", "--out", str(tmp_path)]) == 1
 
 
@@ -571,7 +571,7 @@ def test_no_error_of_the_library_speaks_of_flags():
     files = [
         file for file in package.rglob("*.py") if "cli" not in file.parts and file.parent != package
     ]
-    found = []
+    errors = []
     for file in files:
         for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if not isinstance(call, ast.Call):
@@ -579,7 +579,7 @@ def test_no_error_of_the_library_speaks_of_flags():
             name = getattr(call.func, "id", getattr(call.func, "attr", ""))
             if name == "Refusal" or name.startswith("require"):
                 texts = [node.value for node in ast.walk(call) if isinstance(node, ast.Constant)]
-                found += [
+                errors += [
                     (file.name, text) for text in texts if re.search(r"(^| )--[a-z]", f"{text}")
                 ]
-    assert found == []
+    assert errors == []

@@ -43,6 +43,6 @@ def test_the_vmapped_vjp_of_layer_norm(dtype, tolerance):
         _, pull = jax.vjp(jax.vmap(norm), x)
         return jax.vmap(pull)(cotangents)[0]
 
-    found = pull_back(jnp.asarray(x, dtype), jnp.asarray(cotangents, dtype))
+    pulled = pull_back(jnp.asarray(x, dtype), jnp.asarray(cotangents, dtype))
     expected = numpy_pull_back(x, scale, cotangents)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+    np.testing.assert_allclose(pulled, expected, rtol=0, atol=tolerance * np.abs(expected).max())

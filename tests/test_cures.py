@@ -63,7 +63,7 @@ for tree in TREES.values():
         CONSTANTS.setdefault(name, []).extend(values)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            names = [one.arg for one in node.args.args if one.arg != "self"]
+            names = [arg.arg for arg in node.args.args if arg.arg != "self"]
             if "cure" in names:
                 PLACES.setdefault(node.name, set()).add(names.index("cure"))
 

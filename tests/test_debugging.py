@@ -75,8 +75,8 @@ def test_networks_run_without_jit():
 
     expected = values()
     with jax.disable_jit():
-        found = values()
-    for one, other in zip(found, expected, strict=True):
+        numbers = values()
+    for one, other in zip(numbers, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13)
 
 
@@ -92,10 +92,10 @@ def test_without_jit_a_users_loss_sees_numbers():
     with pytest.raises(jax.errors.TracerBoolConversionError):
         lim.adjoint_trajectory(flow, loss, example, GRID)
     with jax.disable_jit():
-        found = lim.adjoint_trajectory(flow, loss, example, GRID).covectors
+        covectors = lim.adjoint_trajectory(flow, loss, example, GRID).covectors
     sign = jnp.sign(flow(example[0], GRID)[0, 0])
     expected = lim.adjoint_trajectory(flow, lambda x, y: sign * x.sum(), example, GRID).covectors
-    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(covectors, expected, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.slow

@@ -49,13 +49,13 @@ class Page(HTMLParser):
         self.feed(text if whole else text[text.index("<article") :])
 
     def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        self.anchors |= {given[key] for key in ("id", "name") if given.get(key)}
-        if tag == "a" and given.get("href"):
-            self.links.add(given["href"])
-        elif given.get("href") or given.get("src"):
-            self.loaded.add(given.get("href") or given["src"])
-        if "arithmatex" in (given.get("class") or ""):
+        attributes = dict(attrs)
+        self.anchors |= {attributes[key] for key in ("id", "name") if attributes.get(key)}
+        if tag == "a" and attributes.get("href"):
+            self.links.add(attributes["href"])
+        elif attributes.get("href") or attributes.get("src"):
+            self.loaded.add(attributes.get("href") or attributes["src"])
+        if "arithmatex" in (attributes.get("class") or ""):
             self.formulas.append("")
             self._verbatim.append(f"formula in {tag}")
         elif tag in VERBATIM:
@@ -293,24 +293,24 @@ def test_the_families_of_models_and_their_file_are_of_the_results_and_all_agree(
     models = runpy.run_path(str(DOCS / "models.py"))
     assert models["PAGE"].read_text() == models["written"]()
     assert models["FILE"].read_text() == models["data_file"]()
-    found = models["results"]()
-    assert {name.partition(",")[0] for name, _ in found} == {*models["FAMILIES"]}
+    results = models["results"]()
+    assert {name.partition(",")[0] for name, _ in results} == {*models["FAMILIES"]}
     bounds = {"float32": 3e-6, "float64": 3e-14}
-    for name, precision in found:
+    for name, precision in results:
         # Falcon-H1's attention is half of a sublayer: no kernel is compared.
         quantities = 6 if name.startswith("falcon_h1") else 10
-        assert len(found[name, precision]) == quantities
-        assert {(name, one) for one in bounds} <= set(found)
+        assert len(results[name, precision]) == quantities
+        assert {(name, one) for one in bounds} <= set(results)
     for name in ("bloom", "bloom, three heads"):
         assert (
-            max(found.pop((name, "float64")).values()) < 1e-12
+            max(results.pop((name, "float64")).values()) < 1e-12
         )  # of derivatives, as the page says
-    assert found["qwen2, yarn", "float32"].pop("cone") < 1e-3  # one block's second singular value
+    assert results["qwen2, yarn", "float32"].pop("cone") < 1e-3  # one block's second singular value
     for quantity in ("gradient", "channels", "hops"):
-        assert found["mixtral, window", "float32"].pop(quantity) < 1e-5  # float64: 6e-15
+        assert results["mixtral, window", "float32"].pop(quantity) < 1e-5  # float64: 6e-15
     # Whose heads of small numbers are normed, as the page says.
     delta = "qwen3_5", "qwen3_next", "olmo_hybrid", "kimi_linear", "bailing_hybrid"
-    for (name, precision), gaps in found.items():
+    for (name, precision), gaps in results.items():
         normed = name.startswith(delta)
         bound = (
             (30 if precision == "float32" else 3) * bounds[precision]

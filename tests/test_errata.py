@@ -100,27 +100,27 @@ def test_rademacher_probes_err_a_thousand_times_less_than_gaussian_ones():
 @jax.jit
 def cone_masses(attention):
     """Of averaging: the printed estimator and the density, on tokens."""
-    found = {}
+    masses = {}
     for size in SIZES:
         grid = lim.token_grid(size)
         x = jnp.ones((size, 1))
-        found[size] = [
+        masses[size] = [
             lim.adjoint.cone_mass(attention, x, grid, "frobenius", normalisation)
             for normalisation in ("finite", "density")
         ]
-    return found
+    return masses
 
 
 @pytest.mark.slow
 def test_the_printed_cone_estimator_vanishes_and_no_average_on_the_left_converges():
     """Averaging has C(q) = 1/q - 1: its integral from 0 is infinite."""
     # `eq:finite-cone-mass-estimator`, `eq:cone-mass`.
-    found = jax.tree.map(np.asarray, cone_masses(averaging()))
-    printed = [found[size][0][size // 2 - 1] for size in SIZES]
+    masses = jax.tree.map(np.asarray, cone_masses(averaging()))
+    printed = [masses[size][0][size // 2 - 1] for size in SIZES]
     assert abs(fitted_order(SIZES, printed) - 2) < 0.05
-    density = [found[size][1][size // 2 - 1] for size in SIZES]
+    density = [masses[size][1][size // 2 - 1] for size in SIZES]
     np.testing.assert_allclose(density[-1], 1.0, rtol=0.02)
-    averages = [found[size][1][: size // 5].mean() for size in SIZES]
+    averages = [masses[size][1][: size // 5].mean() for size in SIZES]
     # (1/delta) log 2 more at every doubling, without end.
     np.testing.assert_allclose(np.diff(averages), np.log(2) / 0.2, rtol=5e-3)
 
@@ -144,8 +144,10 @@ def test_the_printed_probes_see_the_frobenius_norm_and_the_local_operator():
     operator, frobenius, whole, kernel = map(np.asarray, measured(attention, x))
     # Isotropic probes at token j give, in expectation, the squares of the blocks (i, j) of D Attn.
     printed = (whole**2).sum(axis=(0, 2, 3)) / LENGTH
-    own = np.arange(LENGTH)
-    local = ((whole**2)[own, own] - (kernel**2)[own, own]).sum(axis=(1, 2)) / LENGTH
+    diagonal = np.arange(LENGTH)
+    local = ((whole**2)[diagonal, diagonal] - (kernel**2)[diagonal, diagonal]).sum(
+        axis=(1, 2)
+    ) / LENGTH
     np.testing.assert_allclose(printed, frobenius + local, rtol=1e-10)
     assert (frobenius > 1.02 * operator).all()
     assert np.abs(local / frobenius).max() > 0.2
@@ -196,13 +198,13 @@ def test_the_input_adjoint_is_of_order_one_half_in_l2():
         return [of(lim.token_grid(size)) for size in SIZES]
 
     errors = []
-    for size, found in zip(SIZES, adjoints(), strict=True):
+    for size, adjoint in zip(SIZES, adjoints(), strict=True):
         # The mean over a cell (a, b] of (c - log(1/q))^2, by the integrals of log and its square.
         edges = np.arange(1, size + 1) / size
         log = np.log(edges)
         first = np.diff(np.concatenate([[0], edges * (log - 1)]))
         second = np.diff(np.concatenate([[0], edges * (log**2 - 2 * log + 2)]))
-        shift = np.asarray(found) - 1
+        shift = np.asarray(adjoint) - 1
         errors.append(np.sqrt(np.sum(shift**2 / size + 2 * shift * first + second)))
     assert abs(fitted_order(SIZES, errors) - 0.5) < 0.02
     np.testing.assert_allclose(errors[-1] * np.sqrt(SIZES[-1]), 1.122, atol=2e-3)
@@ -224,9 +226,9 @@ def test_tokenwise_networks_are_not_frechet_differentiable_on_l2():
 
         return jnp.stack([share(lim.token_grid(size)) for size in SIZES])
 
-    found = np.asarray(shares(network))
-    np.testing.assert_allclose(found, found[0], rtol=1e-12)
-    assert found[0] > 0.1
+    quotients = np.asarray(shares(network))
+    np.testing.assert_allclose(quotients, quotients[0], rtol=1e-12)
+    assert quotients[0] > 0.1
 
 
 def test_euclidean_energies_are_lost_in_the_stabiliser():

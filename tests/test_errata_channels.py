@@ -122,7 +122,7 @@ def test_exact_gramians_of_all_tokens_cost_a_reverse_sweep_for_each_observed_num
     """48 sweeps, none of them for a probe: 4 features of the final token at 12 layers."""
     # `subsec:algorithm-complexity`.
     _, layer, gramians = section_4()
-    found = np.zeros_like(gramians)
+    sums = np.zeros_like(gramians)
     sweeps = 0
     for depth in range(12):
         for feature in range(4):
@@ -131,9 +131,9 @@ def test_exact_gramians_of_all_tokens_cost_a_reverse_sweep_for_each_observed_num
             for _ in range(depth):
                 covector = layer.T @ covector
             rows = covector.reshape(48, 4)
-            found += rows[:, :, None] * rows[:, None, :] / 12
+            sums += rows[:, :, None] * rows[:, None, :] / 12
             sweeps += 1
-    np.testing.assert_allclose(found, gramians, rtol=1e-12)
+    np.testing.assert_allclose(sums, gramians, rtol=1e-12)
     assert sweeps == sum([4] * 12)
 
 
@@ -150,8 +150,8 @@ def test_lim_is_bounded_below_by_its_stabiliser():
 
         np.testing.assert_allclose(lim([0, 1 / 0.6, 0]), bound)
         shares = generator.dirichlet([0.05, 1, 0.05], 2000)  # of mass, many near (0, 1, 0)
-        found = [lim(share / [0.2, 0.6, 0.2]) for share in shares]
-        assert bound * (1 + 1e-12) <= min(found) < 0.9 * bound
+        values = [lim(share / [0.2, 0.6, 0.2]) for share in shares]
+        assert bound * (1 + 1e-12) <= min(values) < 0.9 * bound
 
 
 def recency_condition(terminal, growth):

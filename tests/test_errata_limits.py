@@ -103,10 +103,10 @@ def squared(layers):
 
 def mean_square(size, layers):
     """The error of P_0 in L^2, by the integrals of P_0 over cells and of its square."""
-    found = averaged_adjoint(size, layers)
+    adjoint = averaged_adjoint(size, layers)
     means = logarithmic_integrals(ADJOINTS[layers], np.arange(size + 1) / size)
     (square,) = logarithmic_integrals(squared(layers), np.array([0, 1.0]))
-    return np.sqrt(np.sum(found**2 / size - 2 * found * means) + square)
+    return np.sqrt(np.sum(adjoint**2 / size - 2 * adjoint * means) + square)
 
 
 def of_density(size, layers):
@@ -121,10 +121,10 @@ def of_density(size, layers):
 def of_averages(size, layers):
     """The largest error of the density's three averages at delta = 0.2."""
     energies = averaged_adjoint(size, layers) ** 2
-    found = [part.mean() for part in np.split(energies, [size // 5, size - size // 5])]
+    averages = [part.mean() for part in np.split(energies, [size // 5, size - size // 5])]
     exact = logarithmic_integrals(squared(layers), np.array([0, 0.2, 0.8, 1])) / [0.2, 0.6, 0.2]
     (total,) = logarithmic_integrals(squared(layers), np.array([0, 1.0]))
-    return np.abs(np.divide(found, energies.mean()) - exact / total).max()
+    return np.abs(np.divide(averages, energies.mean()) - exact / total).max()
 
 
 ERRORS = {
@@ -161,8 +161,8 @@ def test_the_error_of_a_left_average_is_a_cubic_in_the_logarithm():
     np.testing.assert_allclose(cubic[0], -1 / 3, rtol=2e-3)
     # It is no fit of four numbers only: it foretells a fifth.
     estimated_time = np.polyval(cubic, np.log(500_000)) / 500_000
-    found = (averaged_adjoint(500_000, 2)[:100_000] ** 2).sum() / 500_000 - exact
-    np.testing.assert_allclose(estimated_time, found, rtol=1e-5)
+    error = (averaged_adjoint(500_000, 2)[:100_000] ** 2).sum() / 500_000 - exact
+    np.testing.assert_allclose(estimated_time, error, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -355,8 +355,8 @@ def test_second_moments_make_the_influence_differentiable():
     step = 1e-5
     slope = adjoint(w + 1e-30j).imag / 1e-30
     expected = 2 * chances @ (slope * adjoint(w))
-    found = (influence(w + step) - influence(w - step)) / (2 * step)
-    np.testing.assert_allclose(found, expected, rtol=1e-8)
+    difference = (influence(w + step) - influence(w - step)) / (2 * step)
+    np.testing.assert_allclose(difference, expected, rtol=1e-8)
     np.testing.assert_allclose(chances @ sizes**2, 7 / 4)
     fourths = np.cumsum(chances * sizes**4)
     assert fourths[-1] > 1e8 * fourths[30]  # it doubles with every term

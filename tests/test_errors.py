@@ -63,8 +63,8 @@ def influence_in_regions(delta):
 
 
 def influence_of_nan():
-    found = influence_in_regions(0.3)
-    return dataclasses.replace(found, energy=array([1.0, np.nan, 1.0, 1.0]))
+    influence = influence_in_regions(0.3)
+    return dataclasses.replace(influence, energy=array([1.0, np.nan, 1.0, 1.0]))
 
 
 def attention():

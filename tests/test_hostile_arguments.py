@@ -52,7 +52,7 @@ WITHOUT = {
         scores_by_token
     """,
     "Not refused in words yet: what is no network, ids or batch.": """
-        models.contrast_loss self_answered
+        models.contrast_loss generate_answers
     """,
 }
 
@@ -72,9 +72,9 @@ def test_every_public_function_has_a_sample_call_or_a_reason_to_have_none():
     """A key of `CALLS` holds the function's name, after its room's where two rooms have it."""
     sampled = {word for key in CALLS for word in re.split(r"[ ']", key)}
     without = {name for names in WITHOUT.values() for name in names.split()}
-    found = list(public_functions())
-    several = {name for _, name in found if [one for _, one in found].count(name) > 1}
-    spelt = {f"{room}.{name}" if name in several else name for room, name in found}
+    functions = list(public_functions())
+    several = {name for _, name in functions if [one for _, one in functions].count(name) > 1}
+    spelt = {f"{room}.{name}" if name in several else name for room, name in functions}
     assert sorted(spelt - sampled - without) == []
     assert sorted((without - spelt) | (without & sampled)) == []  # and none that is no more so
 
@@ -151,7 +151,7 @@ def test_nan_and_infinity_are_refused_or_stay_visible(name):
         f"{kind} for {argument}"
         for argument in CALLS[name].right
         for kind, value in CALLS[name].poisoned(argument).items()
-        if (found := outcome(name, **{argument: value})) is not None and finite(found)
+        if (numbers := outcome(name, **{argument: value})) is not None and finite(numbers)
     ]
     assert vanished == []
 
@@ -171,10 +171,10 @@ COUNTS = [
 def test_a_count_is_known_before_tracing(name, argument):
     """An integer of NumPy is as good as Python's, or refused; a traced one is refused."""
     right = CALLS[name].right[argument]
-    found = outcome(name, **{argument: np.int32(right)})
-    if found is not None:
+    numbers = outcome(name, **{argument: np.int32(right)})
+    if numbers is not None:
         expected = outcome(name)
-        assert all(map(np.array_equal, found, expected)) and len(found) == len(expected)
+        assert all(map(np.array_equal, numbers, expected)) and len(numbers) == len(expected)
     with pytest.raises(ValueError, match="known before tracing|whole number"):
         jax.jit(lambda count: jax.tree.leaves(called(name, **{argument: count}))[:0])(right)
 
@@ -201,7 +201,7 @@ PLACES = [
 def test_anything_else_gives_numbers_or_is_refused(place, hostile):
     """Finite where it is finite itself, and well inside the range of its precision."""
     name, argument = place
-    found = outcome(name, **{argument: hostile})
+    numbers = outcome(name, **{argument: hostile})
     moderate = isinstance(hostile, float | int) and abs(hostile) < 100
-    if found is not None and moderate:
-        assert finite(found), f"{hostile} for {argument} gives {found}"
+    if numbers is not None and moderate:
+        assert finite(numbers), f"{hostile} for {argument} gives {numbers}"

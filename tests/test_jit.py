@@ -82,13 +82,13 @@ def test_what_is_no_array_passes_through_a_program():
 
 def test_checks_are_values_of_programs_that_are_kept(monkeypatch):
     """So that no callback of Equinox's is in them: JAX keeps such a program in no cache."""
-    asked = []
-    monkeypatch.setattr(eqx, "branched_error_if", lambda *of: asked.append(of))
+    calls = []
+    monkeypatch.setattr(eqx, "branched_error_if", lambda *of: calls.append(of))
     positive = cached_jit(lambda x: 2 * error_if(x, x <= 0, "x: expected more, got less."))
     assert positive(jnp.array(2.0)) == 4
     with pytest.raises(RefusedValue, match=r"^x: expected more, got less\.$"):
         positive(jnp.array(-2.0))
-    assert asked == []
+    assert calls == []
 
 
 @pytest.mark.parametrize("compiled", [filter_jit, cached_jit])

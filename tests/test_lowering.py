@@ -19,26 +19,26 @@ def calls():
     finished = subprocess.run(
         [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=300, env=environment
     )
-    found = [line.split(",") for line in finished.stdout.splitlines()]
-    return {(job, platform): (int(f), int(b)) for job, platform, f, b in found}, finished.stderr
+    rows = [line.split(",") for line in finished.stdout.splitlines()]
+    return {(job, platform): (int(f), int(b)) for job, platform, f, b in rows}, finished.stderr
 
 
 @pytest.mark.parametrize("job", JOBS)
 def test_jobs_lower_for_other_platforms(calls, job):
-    found, said = calls
-    assert {platform for one, platform in found if one == job} == {"cuda", "tpu"}, said[-2000:]
-    assert {found[job, platform] for platform in ("cuda", "tpu")} == {(0, 0)}
+    counts, said = calls
+    assert {platform for one, platform in counts if one == job} == {"cuda", "tpu"}, said[-2000:]
+    assert {counts[job, platform] for platform in ("cuda", "tpu")} == {(0, 0)}
 
 
 def test_one_program_is_of_any_number_of_examples(calls):
-    found, said = calls
-    assert found["numbers", "cpu"] == (1, 1), said[-2000:]
+    counts, said = calls
+    assert counts["numbers", "cpu"] == (1, 1), said[-2000:]
 
 
 def test_influence_in_half_precision_takes_the_fused_kernel_where_it_is(calls):
     """Once forward in the layers' loop; once more and then backward in the loop of the sweep."""
-    found, said = calls
-    assert [found["influence", platform] for platform in ("cuda", "tpu", "cpu")] == [
+    counts, said = calls
+    assert [counts["influence", platform] for platform in ("cuda", "tpu", "cpu")] == [
         (2, 1),
         (0, 0),
         (0, 0),

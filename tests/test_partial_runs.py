@@ -281,10 +281,10 @@ def test_each_group_is_run_once_and_gives_the_same_whether_read_or_not(tmp_path)
     run = {"seed": 3, "sizes": (1, 2)}
     with pytest.raises(KeyboardInterrupt):
         each_once(groups, checkpoint, run)
-    found = each_once(groups, checkpoint, run)
+    results = each_once(groups, checkpoint, run)
     assert called == ["first", "second", "third", "third"]
-    assert repr(found) == repr(each_once(groups, None, run))
-    assert found["third"]["numbers"][::2] == [5.1, 2] and list(found) == list(groups)
+    assert repr(results) == repr(each_once(groups, None, run))
+    assert results["third"]["numbers"][::2] == [5.1, 2] and list(results) == list(groups)
     assert list(each_once({"second": groups["second"]}, checkpoint, run)) == ["second"]
     assert len(called) == 4 + 3 and checkpoint.read_bytes().count(b"\n") == 4
     for other in ({"seed": 3, "sizes": [1, 3]}, {"seed": 3, "sizes": [1, 2], "only": "first"}):
@@ -306,13 +306,13 @@ def test_of_a_run_that_died_while_it_wrote_all_groups_but_that_one_are_kept(tmp_
     checkpoint = tmp_path / "groups"
     called = []
     groups = {name: lambda name=name: called.append(name) or name.upper() for name in "abc"}
-    found = each_once(groups, checkpoint, {"seed": 3})
+    results = each_once(groups, checkpoint, {"seed": 3})
     content = checkpoint.read_bytes()
     head = content.index(b"\n") + 1
     for kept in range(head, len(content) + 1):
         called.clear()
         checkpoint.write_bytes(content[:kept])
-        assert each_once(groups, checkpoint, {"seed": 3}) == found
+        assert each_once(groups, checkpoint, {"seed": 3}) == results
         assert called == list("abc")[content[head:kept].count(b"\n") :]
         assert checkpoint.read_bytes() == content
     checkpoint.write_bytes(content[: head - 1])

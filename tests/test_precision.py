@@ -33,11 +33,11 @@ def exact(array):
 def test_layer_normalisation_of_a_large_token():
     z = large(0, WIDTH)
     scale = large(1, WIDTH, size=1)
-    found = lim.LayerNorm(scale, jax.device_put(np.ones(WIDTH, np.float16)), 1e-3)(z)
+    values = lim.LayerNorm(scale, jax.device_put(np.ones(WIDTH, np.float16)), 1e-3)(z)
     centred = exact(z) - exact(z).mean()
     expected = exact(scale) * centred / np.sqrt((centred**2).mean() + 1e-3) + 1
-    assert found.dtype == jnp.float16
-    np.testing.assert_allclose(exact(found), expected, atol=ROUNDING * np.abs(expected).max())
+    assert values.dtype == jnp.float16
+    np.testing.assert_allclose(exact(values), expected, atol=ROUNDING * np.abs(expected).max())
 
 
 @jax.jit
@@ -83,8 +83,8 @@ def test_cone_mass_of_large_states():
     squares = np.linalg.norm(blocks, 2, axis=(2, 3)) ** 2, (blocks**2).sum(axis=(2, 3))
     operator, frobenius = ((cone * square).sum(axis=0) for square in squares)
     np.testing.assert_allclose(exact(cone_mass(half, x, grid)), operator, rtol=5e-3)
-    found = exact(cone_mass(half, x, grid, "frobenius"))
-    np.testing.assert_allclose(found, frobenius, rtol=5e-3)
+    mass = exact(cone_mass(half, x, grid, "frobenius"))
+    np.testing.assert_allclose(mass, frobenius, rtol=5e-3)
     own = cone_mass(lambda x, context, grid: half(x, context, grid), x, grid, "frobenius")
     assert own.dtype == jnp.float32
     np.testing.assert_allclose(exact(own), frobenius, rtol=2e-2)

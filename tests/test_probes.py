@@ -14,22 +14,24 @@ WIDTH = 5
 def test_probes_are_isotropic_and_independent(draw):
     # `eq:isotropic-observability-probes`.
     count = 40_000
-    found = np.asarray(draw(count, WIDTH, key=jax.random.key(0)))
+    samples = np.asarray(draw(count, WIDTH, key=jax.random.key(0)))
     error = 4 * np.sqrt(2 / count)
-    assert np.abs(found.mean(axis=0)).max() < error
-    assert np.abs(found.T @ found / count - np.eye(WIDTH)).max() < error
+    assert np.abs(samples.mean(axis=0)).max() < error
+    assert np.abs(samples.T @ samples / count - np.eye(WIDTH)).max() < error
     half = count // 2
-    assert np.abs(found[:half].T @ found[half:] / half).max() < 4 / np.sqrt(half)
+    assert np.abs(samples[:half].T @ samples[half:] / half).max() < 4 / np.sqrt(half)
     fourth = 3 if draw is probes.gaussian_probes else 1
-    assert abs(np.mean(found**4) - fourth) < 4 * np.sqrt(96 / found.size)
+    assert abs(np.mean(samples**4) - fourth) < 4 * np.sqrt(96 / samples.size)
 
 
 def test_the_standard_error_of_a_mean_has_one_degree_less():
     samples = np.exp(np.random.default_rng(0).standard_normal((4, 3)))
-    found = probes.sample_mean(jax.device_put(samples))
-    np.testing.assert_allclose(found.value, samples.mean(axis=0), rtol=1e-14)
+    estimate = probes.sample_mean(jax.device_put(samples))
+    np.testing.assert_allclose(estimate.value, samples.mean(axis=0), rtol=1e-14)
     deviations = samples - samples.mean(axis=0)
-    np.testing.assert_allclose(found.error, np.sqrt((deviations**2).sum(axis=0) / 12), rtol=1e-12)
+    np.testing.assert_allclose(
+        estimate.error, np.sqrt((deviations**2).sum(axis=0) / 12), rtol=1e-12
+    )
     assert np.isinf(np.asarray(probes.sample_mean(jax.device_put(samples[:1])).error)).all()
 
 
@@ -37,14 +39,14 @@ def test_the_tail_index_is_as_near_as_its_error_says():
     """Of 400 samples of P(s > r) = r^-0.8: k over the index is 0.8 times k exponential gaps."""
     # `eq:data-fourth-moment`.
     samples = np.random.default_rng(0).uniform(size=(400, 930)) ** (-1 / 0.8)
-    found = jax.tree.map(np.asarray, jax.jit(jax.vmap(probes.tail_index))(samples))
-    inverse = 1 / found.value
+    index = jax.tree.map(np.asarray, jax.jit(jax.vmap(probes.tail_index))(samples))
+    inverse = 1 / index.value
     np.testing.assert_allclose(inverse.mean(), 1 / 0.8, rtol=4 / np.sqrt(400 * 30))
     np.testing.assert_allclose(inverse.std(), 1 / 0.8 / np.sqrt(30), rtol=4 / np.sqrt(2 * 400))
-    np.testing.assert_allclose(found.error, found.value / np.sqrt(30), rtol=1e-12)
+    np.testing.assert_allclose(index.error, index.value / np.sqrt(30), rtol=1e-12)
     largest = np.sort(samples[0])[::-1][:31]
     expected = 1 / np.mean(np.log(largest[:30] / largest[30]))
-    np.testing.assert_allclose(found.value[0], expected, rtol=1e-12)
+    np.testing.assert_allclose(index.value[0], expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -53,8 +55,8 @@ def test_the_tail_index_is_as_near_as_its_error_says():
     ids=["equal", "zero", "one of nine", "one"],
 )
 def test_samples_without_a_tail_have_no_finite_error(sample, value):
-    found = probes.tail_index(jax.device_put(sample))
-    assert (found.value, found.error) == (value, np.inf)
+    index = probes.tail_index(jax.device_put(sample))
+    assert (index.value, index.error) == (value, np.inf)
 
 
 @pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])

@@ -165,9 +165,9 @@ def test_examples_spread_over_explicit_axes_keep_their_derivatives():
     mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
     with jax.set_mesh(mesh):
         spread = jax.device_put(tokens, jax.NamedSharding(mesh, jax.P("data")))
-        found = jax.jit(jax.grad(losses))(matrix, spread)
-    assert "data" not in str(jax.typeof(found))
-    assert_close(found, expected)
+        gradient = jax.jit(jax.grad(losses))(matrix, spread)
+    assert "data" not in str(jax.typeof(gradient))
+    assert_close(gradient, expected)
 
 
 ROUNDED = {
@@ -212,7 +212,7 @@ def test_operands_are_rounded_and_sums_are_not_in_every_derivative(name, mapped)
 
         return jax.jvp(value, operands, slopes), jax.vjp(value, *operands)[1](covector)
 
-    (found, pushed), pulled = derived((left, right), tuple(slopes), covector)
+    (rounded_product, pushed), pulled = derived((left, right), tuple(slopes), covector)
     terms = f"{ours},{theirs}->{result}"
     of_slopes = (slopes[0], right), (left, slopes[1])
     expected = [
@@ -221,7 +221,7 @@ def test_operands_are_rounded_and_sums_are_not_in_every_derivative(name, mapped)
         rounded_einsum(f"{result},{theirs}->{ours}", covector, right),
         rounded_einsum(f"{ours},{result}->{theirs}", left, covector),
     ]
-    for array, twin in zip((found, pushed, *pulled), expected, strict=True):
+    for array, twin in zip((rounded_product, pushed, *pulled), expected, strict=True):
         assert array.dtype == jnp.float32
         np.testing.assert_allclose(array, twin, rtol=1e-5, atol=1e-5)
 
@@ -252,10 +252,10 @@ def test_a_policy_may_keep_images_under_matrices_alone():
 
 def test_a_product_of_half_precision_is_in_the_precision_of_its_sums():
     left, right = (x.astype(jnp.bfloat16) for x in (random_states(1, 2, 3), random_states(2, 3, 4)))
-    found = matmul(left, right)
-    assert found.dtype == jnp.float32
+    product = matmul(left, right)
+    assert product.dtype == jnp.float32
     expected = np.asarray(left).astype(float) @ np.asarray(right).astype(float)
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(product, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_double_precision_is_not_rounded():

@@ -28,7 +28,7 @@ from lim_jax.attribution.segments import document_segments
 from lim_jax.cli.commands import main
 from lim_jax.loss import last_token
 from lim_jax.models.causal import open_network
-from lim_jax.prompts import context_of, document_prompt, named_documents
+from lim_jax.prompts import document_prompt, named_documents, tokenize_context
 from lim_jax.prompts.sentence_spans import sentences
 
 ROOT = Path(__file__).parent.parent
@@ -96,9 +96,9 @@ def test_a_real_model_retrieves_from_few_records_and_looks_at_the_one_that_is_as
     tokenizer, model
 ):
     """Either of two records is asked for once: a prompt takes more than a second."""
-    found = ask_prompts(model, tokenizer, PromptSetting(2, prompts=2))
-    assert found.right.all()
-    shares = found.energies[:, 1] / found.energies[:, 1].sum(axis=1)[:, None]
+    study = ask_prompts(model, tokenizer, PromptSetting(2, prompts=2))
+    assert study.right.all()
+    shares = study.energies[:, 1] / study.energies[:, 1].sum(axis=1)[:, None]
     assert shares.diagonal().mean() > 0.6
     # The head reads few places: those of all others give the same.
     data = draw_key_values(2, 1, key_length=3, value_length=3)
@@ -113,8 +113,8 @@ def test_a_real_model_retrieves_from_few_records_and_looks_at_the_one_that_is_as
     rows = logits[places]
     targets = example.window[1:][places]
     losses = np.log(np.exp(rows).sum(axis=1)) - rows[np.arange(len(places)), targets]
-    assert found.cross_entropy[1] == pytest.approx(losses.mean(), rel=1e-4)
-    assert found.right[1] == (rows.argmax(axis=1) == targets).all()
+    assert study.cross_entropy[1] == pytest.approx(losses.mean(), rel=1e-4)
+    assert study.right[1] == (rows.argmax(axis=1) == targets).all()
 
 
 @pytest.mark.slow
@@ -140,8 +140,8 @@ def test_the_readmes_first_screen_says_where_an_answer_comes_from(
     answer = "The observatory was founded by the astronomer Mira Castellan in 1931."
     for text in (printed, " ".join(shown.split())):
         assert f"The answer “{answer}” comes from “observatory” most of all" in text
-    found = json.loads((out / "answer.json").read_text())
-    assert found["answer"] == answer and not found["cut"]
+    document = json.loads((out / "answer.json").read_text())
+    assert document["answer"] == answer and not document["cut"]
     # The first row of the table, whose digits are of these very weights.
     row = r"“observatory” +(\S+) +(\S+) +20"
     ((score, share),), ((expected, of),) = (re.findall(row, text) for text in (printed, shown))
@@ -153,7 +153,7 @@ def test_the_readmes_first_screen_says_where_an_answer_comes_from(
 @pytest.mark.slow
 def test_documents_of_every_script_are_cut_whole(tokenizer):
     """Many of its tokens are a space and the first byte of a letter."""
-    context = context_of(document_prompt(DOCUMENTS, QUESTION), f" {ANSWER}", tokenizer)
+    context = tokenize_context(document_prompt(DOCUMENTS, QUESTION), f" {ANSWER}", tokenizer)
     assert any(
         token == "" and context.tokens[at + 1].startswith(" ")
         for at, token in enumerate(context.tokens[:-1])
@@ -164,5 +164,5 @@ def test_documents_of_every_script_are_cut_whole(tokenizer):
         title = f"{document.title}\n" * bool(document.title)
         cut = sentences(document.text)
         said = [title, *(document.text[start:end] for start, end in cut)]
-        own = [one.text for one in segments if one.within == name]
-        assert own == [part for part in said if part] and "".join(own) == text
+        texts = [segment.text for segment in segments if segment.within == name]
+        assert texts == [part for part in said if part] and "".join(texts) == text

@@ -170,9 +170,9 @@ def test_programs_are_no_larger_than_they_were(name):
 
 def test_a_first_influence_is_one_program():
     model = lim.ResidualFlow(FLOW.layers), MODEL[1]  # no depth profile, which is evaluated at once
-    with compilations() as found:
+    with compilations() as programs:
         jax.block_until_ready(lim.influence(loss, model, batch(30, examples=5), GRID))
-    assert len(found) == 1
+    assert len(programs) == 1
 
 
 def test_what_a_primitive_was_lowered_to_is_remembered():

@@ -38,6 +38,6 @@ def test_the_oldest_dependencies_are_those_that_are_allowed():
     """Of every extra but that with which networks of others are compared."""
     extras = PROJECT["optional-dependencies"]
     needs = [*PROJECT["dependencies"], *sum((extras[e] for e in extras if e != "parity"), [])]
-    bounds = [re.match(r"([\w-]+)>=([\d.]+)", one) for one in needs if "lim_jax" not in one]
+    bounds = [re.match(r"([\w-]+)>=([\d.]+)", need) for need in needs if "lim_jax" not in need]
     pinned = (ROOT / ".ci" / "oldest.txt").read_text().splitlines()[1:]
-    assert sorted({f"{one[1]}=={one[2]}" for one in bounds if one}) == pinned
+    assert sorted({f"{bound[1]}=={bound[2]}" for bound in bounds if bound}) == pinned

@@ -41,17 +41,17 @@ def module_of(file: Path) -> str:
 
 def package_imports(tree: ast.AST) -> set[str]:
     """The package's modules that are imported anywhere in a file, inside functions too."""
-    found = set()
+    imports = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             package, _, module = (node.module or "").partition(".")
             assert package != "benchmarks", "experiments stand on the library, not in it"
             if package == "lim_jax":
-                found |= {_imported(module, alias.name) for alias in node.names}
+                imports |= {_imported(module, alias.name) for alias in node.names}
         elif isinstance(node, ast.Import):
             assert not any(alias.name.startswith("lim_jax") for alias in node.names)
-    return found
+    return imports
 
 
 def _imported(module: str, name: str) -> str:
@@ -83,8 +83,8 @@ def test_imports_run_one_way_and_none_stands_inside_a_function(file):
     whole = ROOMS.keys() - {module.partition(".")[0] for module in ORDER[at:]}
     assert package_imports(tree) <= {*ORDER[:at], *whole}
     nodes = list(ast.walk(tree))
-    functions = [one for one in nodes if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
-    lines = [one.lineno for one in nodes if isinstance(one, ast.Import | ast.ImportFrom)]
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lines = [node.lineno for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     inside = [n for n in lines if any(f.lineno <= n <= (f.end_lineno or n) for f in functions)]
     assert inside == []
 
@@ -92,14 +92,14 @@ def test_imports_run_one_way_and_none_stands_inside_a_function(file):
 def doors_names(door: Path) -> dict[str, str]:
     """What a door's stub hands out: each name, and the module beside it that has it."""
     stub = ast.parse(door.with_suffix(".pyi").read_text())
-    found = {}
+    names_of_doors = {}
     for node in stub.body:
         assert isinstance(node, ast.ImportFrom) and node.level == 1
         for alias in node.names:
             assert alias.asname == alias.name, "re-exported"
-            assert alias.name not in found, "handed out once"
-            found[alias.name] = node.module or ""
-    return found
+            assert alias.name not in names_of_doors, "handed out once"
+            names_of_doors[alias.name] = node.module or ""
+    return names_of_doors
 
 
 def functions_and_classes(file: Path) -> dict[str, ast.AST]:
@@ -208,13 +208,13 @@ assert "scipy.stats" not in sys.modules
 
 def test_studies_of_limits_compile_where_checks_are_values():
     """JAX keeps no program with a callback, and wraps what such a one raises."""
-    found = [
+    lines = [
         line.strip()
         for file in (PACKAGE / "limits").glob("*.py")
         for line in file.read_text().splitlines()
         if re.search(r"jax\.jit|eqx\.filter_jit", line)
     ]
-    assert found == []
+    assert lines == []
 
 
 def test_tests_stand_in_the_rooms_of_what_they_test():
@@ -253,8 +253,8 @@ OF_FUNCTIONS = EVERYWHERE | {"PR01", "PR02", "RT01"}
 @pytest.mark.parametrize("path", PUBLIC)
 def test_a_public_docstring_says_what_goes_in_and_what_comes_out(path):
     asked = EVERYWHERE if isinstance(locate(path), type | Estimator) else OF_FUNCTIONS
-    found = [error for error in validate(path)["errors"] if error[0] in asked]
-    assert found == []
+    errors = [error for error in validate(path)["errors"] if error[0] in asked]
+    assert errors == []
 
 
 def test_a_public_docstring_sends_its_reader_to_no_other_function():

@@ -50,34 +50,36 @@ def test_the_results_are_those_of_the_full_preset():
 
 
 def test_the_page_of_a_published_model_says_what_its_results_say():
-    found, page, figures = written("prompted")
-    assert prompted_page(found, PUBLISHED, figures) == page
-    assert [one["prompts"] for one in found.values()] == [500, 500]
+    results, page, figures = written("prompted")
+    assert prompted_page(results, PUBLISHED, figures) == page
+    assert [result["prompts"] for result in results.values()] == [500, 500]
 
 
 def test_the_page_of_training_further_says_what_its_results_say():
-    found, page, figures = written("tuning")
-    assert tuning_page(found, PUBLISHED, figures) == page
-    assert set(found["arms"]) == set(TUNED)
+    results, page, figures = written("tuning")
+    assert tuning_page(results, PUBLISHED, figures) == page
+    assert set(results["arms"]) == set(TUNED)
     expected = json.loads(json.dumps(Tuning()._asdict()))
     shapes = {name: getattr(Tuning(), name)._asdict() for name in ("short", "longer")}
-    assert found["tuning"] == expected | shapes
-    for arm in found["arms"].values():
+    assert results["tuning"] == expected | shapes
+    for arm in results["arms"].values():
         assert np.shape(arm["short"]["accuracy"])[1:] == (Tuning().seeds, 10)
 
 
 def test_the_page_of_faithfulness_says_what_its_results_say():
-    found, page, figures = written("faithfulness")
-    assert faithfulness_page(found, PUBLISHED, figures) == page
+    results, page, figures = written("faithfulness")
+    assert faithfulness_page(results, PUBLISHED, figures) == page
     settings = json.loads(json.dumps({name: one._asdict() for name, one in SETTINGS.items()}))
-    assert found["settings"] == {name: settings[name] for name in found["settings"]}
+    assert results["settings"] == {name: settings[name] for name in results["settings"]}
 
 
 def test_the_page_on_recurrent_layers_has_the_table_of_the_hybrid_and_its_twin():
-    found = json.loads((FOLDER / "hybrids.json").read_text(encoding="utf-8"))
+    document = json.loads((FOLDER / "hybrids.json").read_text(encoding="utf-8"))
     page = (FOLDER.parent / "extending.md").read_text(encoding="utf-8")
-    assert f"\n\n{hybrid_table(found)}\n\n" in page
-    assert {np.shape(each["accuracy"]) for each in found.values()} == {(SEEDS, TWIN.task.records)}
+    assert f"\n\n{hybrid_table(document)}\n\n" in page
+    assert {np.shape(each["accuracy"]) for each in document.values()} == {
+        (SEEDS, TWIN.task.records)
+    }
 
 
 @pytest.mark.slow

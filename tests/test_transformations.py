@@ -72,25 +72,25 @@ def adjoint(params, x):
 def ledger(params, x):
     """The local channel and the joint cone."""
     flow, readout = params
-    found = lim.adjoint.channels(flow, read_loss(readout), (x[0], Y[0]), GRID)
-    sites = attention_sites(flow, found.states, found.covectors, GRID)
+    by_channel = lim.adjoint.channels(flow, read_loss(readout), (x[0], Y[0]), GRID)
+    sites = attention_sites(flow, by_channel.states, by_channel.covectors, GRID)
     joint = lim.adjoint.joint_cone(jax.tree.map(lambda leaf: leaf[None], sites), GRID)
-    return jnp.sum(found.local**2), joint.energy @ PROFILE
+    return jnp.sum(by_channel.local**2), joint.energy @ PROFILE
 
 
 def hops(params, x):
     """The adjoint after no hop, and after one or more."""
     flow, readout = params
-    found = lim.adjoint.attention_hops(flow, read_loss(readout), (x[0], Y[0]), GRID, 1)
-    return jnp.sum(found[0, 0] * X[1]), jnp.sum(found[0, 1] ** 2)
+    by_hop = lim.adjoint.attention_hops(flow, read_loss(readout), (x[0], Y[0]), GRID, 1)
+    return jnp.sum(by_hop[0, 0] * X[1]), jnp.sum(by_hop[0, 1] ** 2)
 
 
 def masked(params, x):
     """The mask gradient at log weights that are the input's."""
     flow, readout = params
     grid = GRID.weighted(x[0, :, 0], jnp.arange(LENGTH) // 2)
-    found = lim.adjoint.mask_gradient(flow, read_loss(readout), (x[0], Y[0]), grid)
-    return PROFILE @ found.total, jnp.sum(found.by_head**2)
+    gradient = lim.adjoint.mask_gradient(flow, read_loss(readout), (x[0], Y[0]), grid)
+    return PROFILE @ gradient.total, jnp.sum(gradient.by_head**2)
 
 
 def one_loss(params, x):
@@ -291,8 +291,8 @@ def test_derivatives_where_people_debug_are_those_elsewhere(name, step):
     expected = jvp_of_value_and_grad(name, point, direction)
     for tool in (jax.disable_jit(), jax.debug_nans(True)):
         with tool:
-            found = jvp_of_value_and_grad(name, point, direction)
-        chex.assert_trees_all_close(found, expected, rtol=1e-9, atol=1e-11)
+            derivatives = jvp_of_value_and_grad(name, point, direction)
+        chex.assert_trees_all_close(derivatives, expected, rtol=1e-9, atol=1e-11)
 
 
 def mass(params, x):

@@ -136,8 +136,8 @@ def test_a_layer_that_is_asked_for_out_of_turn_is_read():
 
 def test_a_depth_profile_and_the_pattern_are_those_of_the_flow():
     assert HELD.depth == DEPTH and HELD.profile is falling_profile
-    found = jax.tree.map(lambda leaf: leaf.shape, HELD.kinds[0])
-    assert jax.tree.leaves(found) == jax.tree.leaves(
+    shapes = jax.tree.map(lambda leaf: leaf.shape, HELD.kinds[0])
+    assert jax.tree.leaves(shapes) == jax.tree.leaves(
         jax.tree.map(lambda leaf: leaf.shape[1:], WHOLE.layers)
     )
     assert WHOLE.kinds == (WHOLE.layers,)
@@ -187,20 +187,20 @@ def test_rows_are_gathered_each_once_and_sliced_at_once():
     table = weights.FetchedRows(jnp.zeros(1), row_source("float64", read))
     assert table.shape == (7, 4) and table.dtype == "float64"
     numbers = jnp.array([[5, 2, 5], [0, 2, 6]])
-    found = jax.jit(jax.vmap(lambda row: weights.gather_rows(table, row)))(numbers)
-    np.testing.assert_array_equal(found, TABLE[np.asarray(numbers)])
+    rows = jax.jit(jax.vmap(lambda row: weights.gather_rows(table, row)))(numbers)
+    np.testing.assert_array_equal(rows, TABLE[np.asarray(numbers)])
     assert read == [(0, 1), (2, 3), (5, 6), (6, 7)]
-    found = jax.jit(lambda start: weights.slice_rows(table, start, 3))(jnp.array(4))
-    np.testing.assert_array_equal(found, TABLE[4:7])
+    rows = jax.jit(lambda start: weights.slice_rows(table, start, 3))(jnp.array(4))
+    np.testing.assert_array_equal(rows, TABLE[4:7])
     assert read[4:] == [(4, 7)]
 
 
 def test_numbers_beyond_a_table_and_below_zero_are_read_as_by_jax():
     table = weights.FetchedRows(jnp.zeros(1), row_source("float64"))
     numbers = jnp.array([9, 7, -1, -7, -8, -20])
-    found = weights.gather_rows(table, numbers)
-    np.testing.assert_array_equal(found, jax.device_put(TABLE)[numbers])
-    np.testing.assert_array_equal(found[2], TABLE[-1])
+    rows = weights.gather_rows(table, numbers)
+    np.testing.assert_array_equal(rows, jax.device_put(TABLE)[numbers])
+    np.testing.assert_array_equal(rows[2], TABLE[-1])
 
 
 def test_a_layer_that_could_not_be_read_is_read_again():
@@ -222,11 +222,11 @@ def test_a_layer_that_could_not_be_read_is_read_again():
 @pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
 def test_half_precision_is_widened_as_it_comes(dtype):
     table = weights.FetchedRows(jnp.zeros(1), row_source(dtype))
-    found = weights.gather_rows(table, jnp.array([3, 1]))
-    assert table.dtype == found.dtype == "float32"
-    np.testing.assert_array_equal(found, TABLE.astype(dtype).astype(np.float32)[[3, 1]])
-    found = weights.slice_rows(table, jnp.array(2), 2)
-    np.testing.assert_array_equal(found, TABLE.astype(dtype).astype(np.float32)[2:4])
+    rows = weights.gather_rows(table, jnp.array([3, 1]))
+    assert table.dtype == rows.dtype == "float32"
+    np.testing.assert_array_equal(rows, TABLE.astype(dtype).astype(np.float32)[[3, 1]])
+    rows = weights.slice_rows(table, jnp.array(2), 2)
+    np.testing.assert_array_equal(rows, TABLE.astype(dtype).astype(np.float32)[2:4])
 
     source = weights.LayerSource(lambda index: TABLE.astype(dtype)[index], 2)
     layer = weights.FetchedLayers(jnp.zeros(1), source).layer(jnp.array(1))
@@ -245,5 +245,5 @@ def test_all_numbers_of_half_precision_are_widened_by_their_bits(dtype):
     np.testing.assert_array_equal(wide, half.astype(np.float32))
     np.testing.assert_array_equal(whole, [1, 1])
     table = weights.HalfRows(layers.layers[0][:, None], layers.precision)
-    found = jax.jit(weights.slice_rows, static_argnums=2)(table, jnp.array(5), 3)
-    np.testing.assert_array_equal(found, half[5:8, None].astype(np.float32))
+    rows = jax.jit(weights.slice_rows, static_argnums=2)(table, jnp.array(5), 3)
+    np.testing.assert_array_equal(rows, half[5:8, None].astype(np.float32))

@@ -284,8 +284,10 @@ class RegionalChannels(NamedTuple):
         Zero where a channel vanishes.
         """
         scales = jnp.stack([self.energies[:, a] * self.energies[:, b] for a, b in PAIRS], axis=1)
-        known = scales != 0  # NaN is not known either, and stays
-        return jnp.where(known, jnp.abs(self.pairs) / jnp.sqrt(jnp.where(known, scales, 1)), 0)
+        is_nonzero = scales != 0  # NaN is not zero either, and stays
+        return jnp.where(
+            is_nonzero, jnp.abs(self.pairs) / jnp.sqrt(jnp.where(is_nonzero, scales, 1)), 0
+        )
 
     @property
     @filter_jit

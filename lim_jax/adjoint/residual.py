@@ -72,8 +72,8 @@ def interaction_orders(
     [1.0, 1.0, 0.25]
     """
     (_, states), _, gradient = run_forward(flow, terminal_loss, example, grid)
-    known = f"an order from 0 to {flow.depth}, the number of layers, known before tracing"
-    highest = as_int(highest, "highest", least=0, most=flow.depth, expected=known)
+    expected = f"an order from 0 to {flow.depth}, the number of layers, known before tracing"
+    highest = as_int(highest, "highest", least=0, most=flow.depth, expected=expected)
     weights = grid.weights[:, None]
     orders = jnp.zeros((highest + 1, *gradient.shape), gradient.dtype)
     orders = orders.at[0].set(gradient / weights)

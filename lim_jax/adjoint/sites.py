@@ -13,7 +13,7 @@ from lim_jax.adjoint.stages import pull_back_stages
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.field import FIELDS_WITH_HEADS, SumOfFields, TransformerField, heads_of
 from lim_jax.network.flow import ResidualFlow, require_flow
-from lim_jax.network.layer_kinds import LayersByKind, kinds_of, parts_of
+from lim_jax.network.layer_kinds import LayersByKind, kinds_of, select_part
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.weights import in_memory, like_of
 
@@ -94,7 +94,7 @@ def attention_sites(
 
     _, (increments, *where) = flow.scan(visit, states[0], states[:-1], covectors[1:])
     step = jnp.full_like(increments, flow.horizon / flow.depth)
-    return AttentionSites(parts_of(flow.layers, attention_of), increments, step, *where)
+    return AttentionSites(select_part(flow.layers, attention_of), increments, step, *where)
 
 
 def attention_kinds(attention: Any) -> tuple[Any, ...]:

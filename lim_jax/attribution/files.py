@@ -12,7 +12,7 @@ from lim_jax.attribution.answer_comparison import ANSWER, ComparedAnswers
 from lim_jax.attribution.mean_scores import ScoresOfContexts
 from lim_jax.attribution.method import Scores
 from lim_jax.attribution.orders import ShuffledShares
-from lim_jax.attribution.parts import Shares, context_ids, parts_of
+from lim_jax.attribution.parts import Shares, context_ids, iterate_parts
 from lim_jax.attribution.profile_run import Measured
 from lim_jax.attribution.signed_profile import SignedProfile
 from lim_jax.attribution.token_text import group_tokens
@@ -90,7 +90,7 @@ def _scores_by_context(result: ScoresOfContexts) -> Iterator[tuple[Any, ...]]:
     columns = ids, result.contexts, result.scores
     for number, (id, context, scores) in enumerate(zip(*columns, strict=True)):
         by_name = scores.by_name()
-        for part, positions in parts_of(context):
+        for part, positions in iterate_parts(context):
             share = positions.size / context.length
             yield number, id, *part, by_name.get(part, 0.0), positions.size, share
 

@@ -14,7 +14,7 @@ from lim_jax._text_tables import text_table
 from lim_jax.adjoint.masking import mask_gradient
 from lim_jax.attribution.explanation_run import ContextBatch
 from lim_jax.attribution.methods.mask_gradient import WEIGHT
-from lim_jax.attribution.parts import UNNAMED, parts_of
+from lim_jax.attribution.parts import UNNAMED, iterate_parts
 from lim_jax.attribution.profile_run import Bar, no_bar
 from lim_jax.attribution.segments import SINK, document_numbers
 from lim_jax.attribution.time_budget import HEADS, NetworkAndLoss
@@ -58,7 +58,7 @@ def strongest_heads(
     )
     by_part: dict[str, list[np.ndarray]] = {}
     for context, gains_by_token in zip(contexts, gains, strict=True):
-        for (part, kind), positions in parts_of(context):
+        for (part, kind), positions in iterate_parts(context):
             if kind != UNNAMED:
                 by_part.setdefault(part, []).append(gains_by_token[positions].sum(axis=0))
     strongest = []

@@ -47,8 +47,8 @@ class ScoresOfContexts(NamedTuple):
     def total_effects(self) -> Float[np.ndarray, " contexts"] | None:
         """By how much all documents lower each context's loss; None where the method lacks it."""
         effects = [scores.total_effect for scores in self.scores]
-        known = [float(effect.sum()) for effect in effects if effect is not None]
-        return np.array(known) if known and len(known) == len(effects) else None
+        totals = [float(effect.sum()) for effect in effects if effect is not None]
+        return np.array(totals) if totals and len(totals) == len(effects) else None
 
 
 def score_contexts(

@@ -36,7 +36,7 @@ def shares_by_context(contexts: Sequence[Context], energies: Sequence[np.ndarray
     scores = []
     for context, energy in zip(contexts, energies, strict=True):
         total = energy.sum() or 1
-        held = {part: float(energy[at].sum() / total) for part, at in parts_of(context)}
+        held = {part: float(energy[at].sum() / total) for part, at in iterate_parts(context)}
         scores.append(held)
     return scores_by_context(contexts, scores)
 
@@ -47,7 +47,7 @@ def scores_by_context(
     """Collect each part's score, in place of a share, and its tokens, a row for each context."""
     parts: dict[tuple[str, str], PartByContext] = {}
     for number, (context, scores_of_context) in enumerate(zip(contexts, scores, strict=True)):
-        for part, positions in parts_of(context):
+        for part, positions in iterate_parts(context):
             missing = np.full((len(contexts), 3), np.nan)
             part_rows = parts.setdefault(part, PartByContext(*part, missing))
             score = scores_of_context.get(part, 0.0)
@@ -60,7 +60,7 @@ def is_document(name: str, kind: str) -> bool:
     return kind == "part" and not is_reserved(name)
 
 
-def parts_of(context: Context) -> Iterator[tuple[tuple[str, str], np.ndarray]]:
+def iterate_parts(context: Context) -> Iterator[tuple[tuple[str, str], np.ndarray]]:
     """Yield the name and kind of each part of a context with its tokens, last those in no part."""
     named = positions_by_name(context.spans)
     for name, positions in named.items():
@@ -143,7 +143,7 @@ def mean_shares(
     texts = defaultdict[tuple[str, str], set[str]](set)
     for context, energy in zip(contexts, energies, strict=True):
         shares_of_tokens = energy / (energy.sum() or 1)
-        for part, positions in parts_of(context):
+        for part, positions in iterate_parts(context):
             by_text[part].update(sum_by_text(context.tokens, shares_of_tokens, positions.tolist()))
             texts[part].add(part_text(context, positions))
     return [_mean_share(part, by_text[part[:2]], len(texts[part[:2]])) for part in shares]

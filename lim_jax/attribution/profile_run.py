@@ -74,24 +74,24 @@ def measure(
     *,
     delta: float = 0.2,
     orders: Sequence[ShuffledContexts] = (),
-    shown: int = 0,
+    contexts_on_page: int = 0,
     checkpoint: Path | None = None,
     bar: Bar = no_bar,
 ) -> Measured:
     """Measure the influence of every token of contexts on what is asked of them.
 
-    Of the first `shown` there are accounts, which hold their energies: where weights are in memory
-    these are not measured twice. Contexts of one of `orders`, lines whose documents are shuffled,
-    are averaged: they are not independent. With a folder `checkpoint` an interrupted run goes on
-    after the last context.
+    Of the first `contexts_on_page` there are accounts, which hold their energies: where weights are
+    in memory these are not measured twice. Contexts of one of `orders`, lines whose documents are
+    shuffled, are averaged: they are not independent. With a folder `checkpoint` an interrupted run
+    goes on after the last context.
     """
     windows, queries = windows_and_ask(contexts)
     loss = loss_kind(loss_name).loss
     accounts = []
-    if shown:
+    if contexts_on_page:
         page = checkpoint and checkpoint / "page"
-        shown_contexts = network, windows[:shown], queries[:shown]
-        accounts = accounts_of_contexts(*shown_contexts, loss=loss, checkpoint=page, bar=bar)
+        page_inputs = network, windows[:contexts_on_page], queries[:contexts_on_page]
+        accounts = accounts_of_contexts(*page_inputs, loss=loss, checkpoint=page, bar=bar)
     reused = 0 if network.flow.is_offloaded else len(accounts)
     energies = [np.asarray(account.energy) for account in accounts[:reused]]
     if reused < len(contexts):

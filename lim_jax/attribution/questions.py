@@ -12,7 +12,7 @@ from lim_jax._partial_runs import checkpoint_folder
 from lim_jax.attribution.answer import Answer, AnswerPart
 from lim_jax.attribution.method import Cost, Method, Run, Scores
 from lim_jax.attribution.methods.method_table import chosen_method, method_named
-from lim_jax.attribution.parts import UNNAMED, parts_of
+from lim_jax.attribution.parts import UNNAMED, iterate_parts
 from lim_jax.attribution.profile_run import Bar, no_bar, require_fitting
 from lim_jax.attribution.segments import (
     AnswerParts,
@@ -28,7 +28,7 @@ from lim_jax.models.language_model import LanguageModel
 from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.documents import QUESTION, Document, named_documents, require_question
-from lim_jax.prompts.own_answers import self_answered
+from lim_jax.prompts.own_answers import generate_answers
 from lim_jax.prompts.prompt_files import Line, context_of_line, read_documents, spaced
 
 SENTENCE = 16  # tokens of a sentence of an answer that is not known yet
@@ -314,7 +314,7 @@ def answer_context(
 ) -> Context:
     """Return the context with its answer, which the model gives itself where there is none."""
     bar = partial(progress, desc="answering", unit="context")
-    (context,) = self_answered([read], model, loss, tokens=tokens, progress=bar)
+    (context,) = generate_answers([read], model, loss, tokens=tokens, progress=bar)
     require_fitting(model.network, [context])
     return context
 
@@ -341,7 +341,7 @@ def part_rows(line: Line, context: Context, scores: Scores) -> tuple[AnswerPart,
         share = positions.size / context.length
         return AnswerPart(name, kind, score, share_of_documents, positions.size, share, most, error)
 
-    parts = [part(*named, positions) for named, positions in parts_of(context)]
+    parts = [part(*named, positions) for named, positions in iterate_parts(context)]
     parts.sort(key=lambda part: (part.kind == UNNAMED, part.kind != "document", -part.score))
     return tuple(parts)
 

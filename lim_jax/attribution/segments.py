@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from lim_jax._checks import require, require_name
-from lim_jax.attribution.parts import UNNAMED, is_document, parts_of
+from lim_jax.attribution.parts import UNNAMED, is_document, iterate_parts
 from lim_jax.attribution.token_text import group_tokens
 from lim_jax.checkpoints.text import texts_of_ids
 from lim_jax.prompts.contexts import Context, cut_text, positions_by_name
@@ -46,7 +46,7 @@ class Segment(NamedTuple):
 
     @property
     def label(self) -> tuple[str, str]:
-        """The name and the kind of what it is in, as `parts.parts_of` has them."""
+        """The name and the kind of what it is in, as `parts.iterate_parts` has them."""
         return self.within, "part" if self.within else UNNAMED
 
 
@@ -109,7 +109,7 @@ def context_segments(context: Context, parts: str = "documents") -> list[Segment
     """Return all parts of a context: those of documents, other named ones, and the rest."""
     others = [
         _segment(context, name, positions)
-        for (name, kind), positions in parts_of(context)
+        for (name, kind), positions in iterate_parts(context)
         if not is_document(name, kind) and positions.size
     ]
     return [*document_segments(context, parts), *others]
@@ -117,8 +117,8 @@ def context_segments(context: Context, parts: str = "documents") -> list[Segment
 
 def _segment(context: Context, within: str, positions: Int[np.ndarray, " tokens"]) -> Segment:
     """Return some tokens of a context as one segment."""
-    shown = dict(enumerate(context.tokens)) | context.part_texts.get(within, {})
-    texts = tuple(shown[position] for position in positions.tolist())
+    texts_by_position = dict(enumerate(context.tokens)) | context.part_texts.get(within, {})
+    texts = tuple(texts_by_position[position] for position in positions.tolist())
     return Segment(within, texts, positions)
 
 
@@ -135,22 +135,25 @@ def document_segments(context: Context, parts: str = "sentences") -> list[Segmen
     )
     if parts == "documents":
         return [_segment(context, *document) for document in document_positions(context).items()]
-    shown = context.part_texts
+    part_texts = context.part_texts
     return [
         segment
         for name, positions in document_positions(context).items()
-        for segment in _cut_document(name, positions, shown[name], parts)
+        for segment in _cut_document(name, positions, part_texts[name], parts)
     ]
 
 
 def _cut_document(
-    name: str, positions: Int[np.ndarray, " tokens"], shown: Mapping[int, str], parts: str
+    name: str,
+    positions: Int[np.ndarray, " tokens"],
+    texts_by_position: Mapping[int, str],
+    parts: str,
 ) -> list[Segment]:
     """Cut each run of a document's adjacent tokens into parts; the first may be its title alone."""
     stretches = np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1)
     segments = []
     for number, stretch in enumerate(stretches):
-        texts = [shown[place] for place in stretch.tolist()]
+        texts = [texts_by_position[place] for place in stretch.tolist()]
         text = "".join(texts)
         title = 0
         if number == 0:
@@ -191,7 +194,9 @@ def _segments(
         case _:
             after = [(title + start, title + end) for start, end in sentences(text[title:])]
             cut = cut_tokens(texts, [(0, title), *after] if title else after)
-    segments = [Segment(within, shown, positions[numbers]) for numbers, shown in cut]
+    segments = [
+        Segment(within, segment_texts, positions[numbers]) for numbers, segment_texts in cut
+    ]
     if parts == "sentences" and title and len(segments[0].text) == title:
         segments[0] = segments[0]._replace(is_title=True)
     return segments

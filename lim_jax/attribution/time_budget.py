@@ -127,22 +127,23 @@ def _too_wide(influence: Influence) -> bool:
 def estimate_seconds(
     network: CausalLM,
     lengths: Sequence[int],
-    shown: int,
-    answered: int = 0,
+    contexts_on_page: int,
+    contexts_to_answer: int = 0,
     cost: int = 3,
     *,
     compute: str | None = None,
 ) -> float:
     """Estimate the seconds that contexts take, from their operations and the rate of a product.
 
-    The first `shown` are measured for a page, `answered` answered first, others take `cost` passes.
-    Products are made in `compute`, without it as the network makes them, and all else in float32.
+    The first `contexts_on_page` are measured for a page, others take `cost` passes; the first
+    `contexts_to_answer` are answered before. Products are made in `compute`, without it as the
+    network makes them, and all else in float32.
     """
     passes = [_pass_operations(network, padded_size(network, length)) for length in lengths]
     # Weights that are left in their files are read for a page and for energies.
     twice = network.flow.is_offloaded
-    measured = ENERGIES / 3 * cost * sum(passes if twice else passes[shown:])
-    operations = measured + PAGE * sum(passes[:shown]) + sum(passes[:answered])
+    measured = ENERGIES / 3 * cost * sum(passes if twice else passes[contexts_on_page:])
+    operations = measured + PAGE * sum(passes[:contexts_on_page]) + sum(passes[:contexts_to_answer])
     width = network.embedding.shape[1]
     compute = compute or network.flow.compute
     product = each = 1 / _product_rate(width, None)
@@ -247,6 +248,6 @@ def describe_contexts(lengths: Sequence[int], orders: int = 0) -> str:
 def duration(seconds: float) -> str:
     """Write seconds in words, as seconds, minutes or hours."""
     if seconds < 90:
-        shown = max(1, round(seconds, -1 if seconds >= 10 else 0))
-        return "1 second" if shown == 1 else f"{shown:.0f} seconds"
+        whole_seconds = max(1, round(seconds, -1 if seconds >= 10 else 0))
+        return "1 second" if whole_seconds == 1 else f"{whole_seconds:.0f} seconds"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

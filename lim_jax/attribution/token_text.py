@@ -46,8 +46,10 @@ def most_in_words(held: Mapping[str, float]) -> str:
     """Name the tokens that hold most, each with its share of what all hold."""
     total = sum(held.values()) or 1
     most = sorted(held.items(), key=lambda pair: -pair[1])[:MOST]
-    shown = [(in_text(text).replace("\n", ""), percent(part / total)) for text, part in most]
-    return ", ".join(f"“{text}” {part}" for text, part in shown)
+    texts_and_shares = [
+        (in_text(text).replace("\n", ""), percent(part / total)) for text, part in most
+    ]
+    return ", ".join(f"“{text}” {part}" for text, part in texts_and_shares)
 
 
 def in_text(token: str) -> str:

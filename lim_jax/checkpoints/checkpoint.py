@@ -121,10 +121,10 @@ class Checkpoint(NamedTuple):
         return scheme if scheme in self.quantisation.schemes else None
 
     def _part(
-        self, name: str, shape: tuple[int, ...], known: tuple[str, ...]
+        self, name: str, shape: tuple[int, ...], precisions: tuple[str, ...]
     ) -> Callable[..., np.ndarray]:
         """Check a tensor's precision and shape, and return a function that reads a part of it."""
-        self._rows(name, shape, known)
+        self._rows(name, shape, precisions)
 
         def read_slice(index: Any) -> np.ndarray:
             """Read a part of the tensor from its file."""
@@ -133,14 +133,22 @@ class Checkpoint(NamedTuple):
 
         return read_slice
 
-    def _rows(self, name: str, shape: tuple[int, ...], known: tuple[str, ...] = PRECISIONS) -> Rows:
+    def _rows(
+        self, name: str, shape: tuple[int, ...], precisions: tuple[str, ...] = PRECISIONS
+    ) -> Rows:
         """Check a tensor's precision and shape, and return a function that reads some rows."""
         require_tensor(self.stored, name)
         with _open(self.stored[name]) as file:
             tensor = file.get_slice(name)
-            stored = tensor.get_dtype()
+            precision = tensor.get_dtype()
             cure = "Convert quantised weights to one of these."
-            require_in(name, stored in known, f"the precision {stored}", ", ".join(known), cure)
+            require_in(
+                name,
+                precision in precisions,
+                f"the precision {precision}",
+                ", ".join(precisions),
+                cure,
+            )
             require_shape(name, tuple(tensor.get_shape()), shape)
 
         def rows(part: slice) -> np.ndarray:
@@ -149,7 +157,7 @@ class Checkpoint(NamedTuple):
             with _open(self.stored[name]) as file:
                 return file.get_slice(name)[part] if shape else file.get_tensor(name)[None]
 
-        return rows if stored != EIGHT_BITS else _bytes(self.stored[name], name, shape)
+        return rows if precision != EIGHT_BITS else _bytes(self.stored[name], name, shape)
 
     def _fp8_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
         """Return a function that reads and dequantises some rows of an FP8 matrix."""
@@ -157,8 +165,10 @@ class Checkpoint(NamedTuple):
         block = [size or n for size, n in zip(self.quantisation.block, shape, strict=True)]
         numbers = self._rows(name, shape, (EIGHT_BITS,))
         blocks = tuple(-(-n // size) for n, size in zip(shape, block, strict=True))
-        known = [name + end for end in quantised_formats.SCALE if name + end in self.stored]
-        scales = self._scales(known[0] if known else name + quantised_formats.SCALE[0], blocks)
+        scale_names = [name + end for end in quantised_formats.SCALE if name + end in self.stored]
+        scales = self._scales(
+            scale_names[0] if scale_names else name + quantised_formats.SCALE[0], blocks
+        )
         return lambda part: quantised_formats.dequantise_fp8(
             numbers(part), scales, part.start, (block[0], block[1])
         )
@@ -191,8 +201,10 @@ class Checkpoint(NamedTuple):
         """Read all scales of a matrix; a file may leave out axes of size one."""
         require_tensor(self.stored, name)
         with _open(self.stored[name]) as file:
-            stored = file.get_slice(name).get_dtype()
-            require_in(name, stored in PRECISIONS, f"the precision {stored}", ", ".join(PRECISIONS))
+            precision = file.get_slice(name).get_dtype()
+            require_in(
+                name, precision in PRECISIONS, f"the precision {precision}", ", ".join(PRECISIONS)
+            )
             scales = file.get_tensor(name).astype(np.float64)
         squeezed = [tuple(n for n in sizes if n != 1) for sizes in (scales.shape, shape)]
         require_shape(name, scales.shape, scales.shape if len(set(squeezed)) == 1 else shape)

@@ -54,8 +54,8 @@ def read_decoder(
     Returns
     -------
     Weights
-        The arguments of `CausalLM`, ``parts``, and ``known``, the names of all tensors that the
-        network accounts for.
+        The arguments of `CausalLM`, ``parts``, and ``read_names``, the names of all tensors that
+        the network accounts for.
 
     Raises
     ------
@@ -88,9 +88,9 @@ def read_decoder(
     if not placement.each_layer:
         _account_for_layers(read, recipe, layer)
     for index in range(sizes.depth, sizes.depth + recipe.num_mtp_layers):
-        read.known.update(_layer_tensors(read, f"{read.prefix}{names.layer}.{index}."))
+        read.read_names.update(_layer_tensors(read, f"{read.prefix}{names.layer}.{index}."))
     if names.mtp_prefix is not None:
-        read.known.update(_layer_tensors(read, names.mtp_prefix))
+        read.read_names.update(_layer_tensors(read, names.mtp_prefix))
     positions = head_bias = None
     if names.positions is not None:
         count = recipe.offset + recipe.num_positions
@@ -112,7 +112,7 @@ def read_decoder(
         "logit_scale": recipe.logit_scale,
         "logit_cap": recipe.logit_cap,
     }
-    return Weights(parts, frozenset(read.known))
+    return Weights(parts, frozenset(read.read_names))
 
 
 def _layer_tensors(read: Reader, at: str) -> list[str]:
@@ -121,7 +121,7 @@ def _layer_tensors(read: Reader, at: str) -> list[str]:
 
 
 def _account_for_layers(read: Reader, recipe: Recipe, layer: Callable[[int], object]) -> None:
-    """Mark the tensors of all layers as known, and read one layer of each set of tensor names.
+    """Mark the tensors of all layers as read, and read one layer of each set of tensor names.
 
     The first set was read before, for the shapes.
     """
@@ -131,7 +131,7 @@ def _account_for_layers(read: Reader, recipe: Recipe, layer: Callable[[int], obj
         tensors = _layer_tensors(read, at)
         kind = frozenset(name.removeprefix(at) for name in tensors)
         if kind in kinds:
-            read.known.update(tensors)
+            read.read_names.update(tensors)
         elif kinds:
             layer(index)
         kinds.add(kind)
@@ -144,7 +144,7 @@ def _head(
     # A file's head goes before an option that ties it to the embedding, as in transformers.
     names = recipe.names
     name = f"{names.head}.weight"
-    read.known.add(name)
+    read.read_names.add(name)
     if recipe.tied and name not in read.checkpoint.files:
         # Rows that were normalised as they are embedded are not the head's.
         return None if names.embedding_norm is None else rows

@@ -148,12 +148,12 @@ class ByExpert(NamedTuple):
     def __call__(self, read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Arrays:
         """Read all experts of a layer."""
         arrays = {name: zeros.copy() for name, zeros in _zeros(read, mixture, recipe).items()}
-        for name, stored in self._asdict().items():
-            if stored is None:
+        for name, matrix in self._asdict().items():
+            if matrix is None:
                 arrays[name] = None
                 continue
             for expert, rows in enumerate(arrays[name]):
-                rows[...] = read(f"{at}.experts.{expert}.{stored}.weight", *rows.shape)
+                rows[...] = read(f"{at}.experts.{expert}.{matrix}.weight", *rows.shape)
         return arrays
 
 

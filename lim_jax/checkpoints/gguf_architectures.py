@@ -36,18 +36,18 @@ SIGMOID = 2
 STILL = 1e30  # by which the frequencies of pairs that do not turn are divided
 
 
-def _bias_options(_: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+def _bias_options(_: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
     """Return options that say which matrices have biases, judged by the stored tensors."""
     named = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
-    return {option: True for option, tensor in named.items() if tensor in stored}
+    return {option: True for option, tensor in named.items() if tensor in tensors}
 
 
-def _granite(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+def _granite(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
     """Return Granite's multipliers and biases; raise ValueError at one without positions."""
     rotated = options.get("rope.scaling.finetuned", True)  # Granite's word for rotary positions
     cure = "Take another model: networks without positions are not known here."
     options.require("rope.scaling.finetuned", rotated, rotated is True, "True", cure)
-    return _bias_options(options, sizes, stored) | {
+    return _bias_options(options, sizes, tensors) | {
         "embedding_multiplier": options.get_positive("embedding_scale", 1.0),
         "residual_multiplier": options.get_positive("residual_scale", 1.0),
         "attention_multiplier": options.get_positive("attention.scale", sizes["head_dim"] ** -0.5),
@@ -66,7 +66,7 @@ def _expert_counts(options: Configuration) -> dict[str, Any]:
     return _ints(options, **counts)
 
 
-def _gemma4(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+def _gemma4(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
     """Return Gemma 4's options: full layers have head sizes of their own, and perhaps no values."""
     kinds = _kinds(options, sizes, 6)
     depth = sizes["num_hidden_layers"]
@@ -90,7 +90,7 @@ def _gemma4(options: Configuration, sizes: Options, stored: Tensors) -> dict[str
     config = {
         "head_dim": small, "num_key_value_heads": sliding, "layer_types": kinds,
         "per_layer_config": {f"{k}": full_sizes for k, kind in enumerate(kinds) if kind == FULL},
-        "attention_k_eq_v": f"blk.{kinds.index(FULL)}.attn_v.weight" not in stored,
+        "attention_k_eq_v": f"blk.{kinds.index(FULL)}.attn_v.weight" not in tensors,
         "sliding_window": options.get_int("attention.sliding_window"),
         "rope_parameters": {
             FULL: _proportional(rope, sizes["head_dim"]),
@@ -142,7 +142,7 @@ def _caps(options: Configuration, **usual: float | None) -> dict[str, Any]:
     }
 
 
-def _mistral3(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+def _mistral3(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
     """Return the options of Mistral 3.1 and 3.2, or of Ministral 3 with growing queries."""
     name = "attention.temperature_scale"
     if options.get(name) is None:  # Mistral 3.1 and 3.2
@@ -151,7 +151,7 @@ def _mistral3(options: Configuration, sizes: Options, stored: Tensors) -> dict[s
     return {"rope_parameters": sizes["rope_parameters"] | growth}
 
 
-def _olmo2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+def _olmo2(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
     """Return the options of OLMo 3 if the file has a window, and else none beyond OLMo 2's."""
     if options.get("attention.sliding_window", 0) == 0:
         return {}
@@ -160,20 +160,20 @@ def _olmo2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str,
     return _windows(options, sizes, 4) | {"model_type": "olmo3", "rope_parameters": by_kind}
 
 
-def _qwen3vl(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+def _qwen3vl(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
     """Return the options of Qwen 3 VL's text, of which those about images are ignored."""
     # The axes of images, and layers to which images are added: text has one axis and no image.
     options.ignore("rope.dimension_sections", "n_deepstack_layers")
-    return _qwen3moe(options, sizes, stored) if "expert_count" in options else {}
+    return _qwen3moe(options, sizes, tensors) if "expert_count" in options else {}
 
 
-def _qwen3moe(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+def _qwen3moe(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
     """Return the options of Qwen 3's experts."""
     hidden = options.get_int("expert_feed_forward_length")
     return _expert_counts(options) | {"moe_intermediate_size": hidden, "norm_topk_prob": True}
 
 
-def _llama4(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+def _llama4(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
     """Return the options of Llama 4's experts, norms and layers."""
     experts = options.get_int("expert_count")
     config = _expert_counts(options) | {
@@ -201,7 +201,7 @@ def _routing_options(options: Configuration, *, dense: str, shared: str) -> dict
     }
 
 
-def _afmoe(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+def _afmoe(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
     """Return Trinity's windows, routing and scales."""
     _require_only(options, "expert_gating_func", SIGMOID, default=SIGMOID)
     _require_only(options, "expert_weights_norm", True, default=False)
@@ -217,7 +217,7 @@ def _afmoe(options: Configuration, sizes: Options, stored: Tensors) -> dict[str,
     )
 
 
-def _deepseek2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+def _deepseek2(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
     """Return the options of DeepSeek V2 or V3, which differ in how experts are chosen."""
     gating = options.get_int("expert_gating_func", SOFTMAX)
     expected = f"{SOFTMAX}, a softmax, or {SIGMOID}, sigmoids"
@@ -313,7 +313,7 @@ def _require_same(options: Configuration, name: str, size: int, of: str) -> None
     options.require(name, value, value == size, f"{size}, as {of}", cure)
 
 
-def _gemma2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+def _gemma2(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
     """Return Gemma 2's scale, layer kinds, window and caps."""
     return {
         "query_pre_attn_scalar": _scalar(sizes, 46),
@@ -323,7 +323,7 @@ def _gemma2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str
     }
 
 
-def _gemma3(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+def _gemma3(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
     """Return Gemma 3's scale, windows, rotary bases and cap."""
     return {
         "query_pre_attn_scalar": _scalar(sizes, 62),
@@ -334,7 +334,7 @@ def _gemma3(options: Configuration, sizes: Options, stored: Tensors) -> dict[str
     }
 
 
-def _phi3(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+def _phi3(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
     """Return Phi-3's window, None if no layer slides, and the trained context length."""
     # Zero says that no layer slides; files without it are older than the option.
     slides = options.get("attention.sliding_window") != 0
@@ -342,35 +342,35 @@ def _phi3(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, 
     return {"sliding_window": window, TRAINED: _trained_length(options)}
 
 
-def _cohere2(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+def _cohere2(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
     """Return Command R7B's windows and scale of logits."""
     scale = options.get_positive("logit_scale")
     return _windows(options, sizes, 4) | {"logit_scale": scale}
 
 
-def _exaone4(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+def _exaone4(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
     """Return EXAONE 4's windows, if it has any."""
     slides = options.get("attention.sliding_window") is not None
     return _windows(options, sizes, 4) if slides else {"sliding_window": None}
 
 
-def _gpt_oss(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+def _gpt_oss(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
     """Return gpt-oss's experts, windows and hidden size."""
     hidden = options.get_int("expert_feed_forward_length")
     published = _expert_counts(options) | _windows(options, sizes, 2)
     return published | {"intermediate_size": hidden}
 
 
-def _llama(options: Configuration, sizes: Options, stored: Tensors) -> dict[str, Any]:
+def _llama(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
     """Return Mixtral's options if the file has experts, and else which matrices have biases."""
     if options.get("expert_count"):
         return {"model_type": "mixtral"} | _expert_counts(options)
-    return _bias_options(options, sizes, stored)
+    return _bias_options(options, sizes, tensors)
 
 
 def _with_biases(option: str) -> Reading:
     """Return a reader that sets `option` to whether the queries have a bias."""
-    return lambda options, sizes, stored: {option: "blk.0.attn_q.bias" in stored}
+    return lambda options, sizes, tensors: {option: "blk.0.attn_q.bias" in tensors}
 
 
 class Architecture(NamedTuple):
@@ -378,7 +378,7 @@ class Architecture(NamedTuple):
 
     family: str  # its publisher's name
     # The publisher's options beyond the sizes, by the file's, by these sizes and by its tensors.
-    further: Reading = lambda options, sizes, stored: {}
+    further: Reading = lambda options, sizes, tensors: {}
     permuted: bool = False  # whether llama.cpp interleaved the rows of queries and keys
     partial_rotary: bool = False  # whether a part of each head may be rotated
     layer_norm_eps: str | None = None  # the publisher's name of it; else norms are RMS norms
@@ -429,9 +429,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3vlmoe": Architecture("qwen3_moe", _qwen3vl),
     "seed_oss": Architecture(
         "seed_oss",
-        lambda options, sizes, stored: {
-            "attention_bias": "blk.0.attn_q.bias" in stored,
-            "attention_out_bias": "blk.0.attn_output.bias" in stored,
+        lambda options, sizes, tensors: {
+            "attention_bias": "blk.0.attn_q.bias" in tensors,
+            "attention_out_bias": "blk.0.attn_output.bias" in tensors,
         },
     ),
     "smollm3": Architecture("smollm3", _bias_options, permuted=True),
@@ -442,7 +442,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def published_config(
-    name: str, options: Options, vocabulary: int, stored: frozenset[str], factors: Factors
+    name: str, options: Options, vocabulary: int, tensors: frozenset[str], factors: Factors
 ) -> dict[str, Any]:
     """Return the publisher's configuration for options whose names have no architecture prefix."""
     file = Configuration(options, GGUF)
@@ -466,7 +466,7 @@ def published_config(
         "vocab_size": file.get_int("vocab_size", vocabulary),
         layer_norm or "rms_norm_eps": file.get_positive(norm_eps, below=1.0),
         "max_position_embeddings": file.get_int("context_length"),
-        "tie_word_embeddings": "output.weight" not in stored,
+        "tie_word_embeddings": "output.weight" not in tensors,
     }  # fmt: skip
     rotary_dim = _rotary_dim(file, head_dim, architecture)
     _require_factors(factors, rotary_dim // 2)
@@ -475,11 +475,11 @@ def published_config(
     if architecture.partial_rotary:  # half a feature more, so that no rounding takes one away
         rope["partial_rotary_factor"] = min(1.0, (rotary_dim + 0.5) / head_dim)
     sizes["rope_parameters"] = rope
-    config = sizes | architecture.further(file, sizes, stored)
+    config = sizes | architecture.further(file, sizes, tensors)
     for option, value in options.items():
-        known = option in file.read_names or option in HARMLESS
-        known = known or value in SUPPORTED.get(option, ())
-        file.require(option, value, known, "options of the architecture", OTHER_NETWORK)
+        is_supported = option in file.read_names or option in HARMLESS
+        is_supported = is_supported or value in SUPPORTED.get(option, ())
+        file.require(option, value, is_supported, "options of the architecture", OTHER_NETWORK)
     return {architecture.names.get(name, name): value for name, value in config.items()}
 
 
@@ -490,11 +490,11 @@ def _scaling_options(
     factor = options.get("rope.scaling.factor", options.get("rope.scale_linear"))
     # llama.cpp scales linearly if a file has a factor and no kind.
     kind = options.get("rope.scaling.type") or ("linear" if factor else "none")
-    known = ("longrope",) if LONG in factors else ("none", "linear", "yarn")
+    kinds = ("longrope",) if LONG in factors else ("none", "linear", "yarn")
     kind = "longrope" if kind == "none" and LONG in factors else kind
-    known = ("none",) if FREQUENCIES in factors else known
+    kinds = ("none",) if FREQUENCIES in factors else kinds
     cure = "Take another model: other scalings of rotary positions are not known here."
-    require_in(GGUF, kind in known, f"rope.scaling.type = {kind}", " or ".join(known), cure)
+    require_in(GGUF, kind in kinds, f"rope.scaling.type = {kind}", " or ".join(kinds), cure)
     if FREQUENCIES in factors:
         return {"rope_type": "factors", "factors": factors[FREQUENCIES]}
     if kind == "longrope":

@@ -19,7 +19,7 @@ gguf: Any = lazy_loader.load("gguf")  # of the extra; the rest does without
 class Published(NamedTuple):
     """A tensor as its publisher has it."""
 
-    stored: tuple[Stored, ...]  # what it is made of, of as many rows
+    sources: tuple[Stored, ...]  # what it is made of, of as many rows
     shape: tuple[int, ...]
     from_rows: Callable[..., np.ndarray] = lambda rows: rows  # makes some of its rows of theirs
     from_all_rows: Callable[[np.ndarray], np.ndarray] | None = None  # makes it of all these rows
@@ -36,10 +36,10 @@ class GGUFCheckpoint(NamedTuple):
         """Read one tensor, dequantised and in the publisher's layout."""
         require_tensor(self.files, name)
         from_all_rows = self.files[name].from_all_rows
-        stored = self.files[name].shape
+        stored_shape = self.files[name].shape
         if from_all_rows is None:
             return read_rows(name, shape, dtype, self.rows(name, shape))
-        values = from_all_rows(read_rows(name, stored, dtype, self.rows(name, stored)))
+        values = from_all_rows(read_rows(name, stored_shape, dtype, self.rows(name, stored_shape)))
         require_shape(name, values.shape, shape)
         return np.ascontiguousarray(values)
 
@@ -51,7 +51,7 @@ class GGUFCheckpoint(NamedTuple):
 
         def rows(part: slice) -> np.ndarray:
             return tensor.from_rows(
-                *(dequantize_rows(name, stored, part) for stored in tensor.stored)
+                *(dequantize_rows(name, source, part) for source in tensor.sources)
             )
 
         return rows
@@ -74,14 +74,14 @@ class GGUFCheckpoint(NamedTuple):
     @property
     def paths(self) -> list[Path]:
         """The files that hold the weights."""
-        stored = [part for tensor in self.files.values() for part in tensor.stored]
-        return sorted({part.file for part in stored})
+        sources = [part for tensor in self.files.values() for part in tensor.sources]
+        return sorted({part.file for part in sources})
 
     @property
     def precisions(self) -> set[str]:
         """The precisions of all matrices, by the file's names for them."""
-        stored = [part for tensor in self.files.values() for part in tensor.stored]
-        return {part.kind.name for part in stored if len(part.shape) > 1}
+        sources = [part for tensor in self.files.values() for part in tensor.sources]
+        return {part.kind.name for part in sources if len(part.shape) > 1}
 
 
 def dequantize_rows(name: str, tensor: Stored, part: slice) -> np.ndarray:
@@ -89,10 +89,10 @@ def dequantize_rows(name: str, tensor: Stored, part: slice) -> np.ndarray:
     size = math.prod(tensor.rows) // tensor.shape[0]  # of a row, in bytes
     count = part.stop - part.start
     offset = tensor.offset + part.start * size
-    stored = np.fromfile(tensor.file, np.uint8, count * size, offset=offset)
+    packed = np.fromfile(tensor.file, np.uint8, count * size, offset=offset)
     shape = (count, *tensor.rows[1:]) if len(tensor.shape) > 1 else -1
     try:
-        return gguf.dequantize(stored.reshape(shape), tensor.kind)
+        return gguf.dequantize(packed.reshape(shape), tensor.kind)
     except NotImplementedError as error:
         raise Refusal(
             f"{name}: got the quantisation {tensor.kind.name}, expected one that the "

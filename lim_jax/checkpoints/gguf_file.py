@@ -62,7 +62,7 @@ GATED = ("gate", "up", "down")
 
 def open_gguf(file: Path) -> GGUFCheckpoint:
     """Open a GGUF file of one of `gguf_architectures.ARCHITECTURES`, and leave weights in it."""
-    stored, options = read_header(file)
+    file_tensors, options = read_header(file)
     kind = options.get("general.type", "model")  # others are adapters, and parts that read images
     got = f"general.type = {kind}"
     cure = "Merge an adapter by llama.cpp's own programs."
@@ -77,16 +77,18 @@ def open_gguf(file: Path) -> GGUFCheckpoint:
     }
     factors = {}
     for stem in FACTORS:
-        if (tensor := stored.pop(f"{stem}.weight", None)) is not None:
+        if (tensor := file_tensors.pop(f"{stem}.weight", None)) is not None:
             factors[stem] = dequantize_rows(stem, tensor, slice(0, tensor.shape[0])).tolist()
     words = len(options.get("tokenizer.ggml.tokens", ()))
-    config = published_config(str(name), architecture_options, words, frozenset(stored), factors)
+    config = published_config(
+        str(name), architecture_options, words, frozenset(file_tensors), factors
+    )
     recipe = recipe_of(Configuration(config))
     permuted = ARCHITECTURES[str(name)].permuted
     names = _layer_names(recipe, config["model_type"])
     tensors = {}
-    for tensor_name in stored:
-        tensors |= _published_tensors(tensor_name, stored, recipe, names, permuted)
+    for tensor_name in file_tensors:
+        tensors |= _published_tensors(tensor_name, file_tensors, recipe, names, permuted)
     return GGUFCheckpoint(Configuration(config), tensors, options)
 
 
@@ -111,10 +113,10 @@ def _layer_names(recipe: Recipe, family: str) -> dict[str, str]:
 
 
 def _published_tensors(
-    name: str, stored: Tensors, recipe: Recipe, names: Mapping[str, str], permuted: bool
+    name: str, tensors: Tensors, recipe: Recipe, names: Mapping[str, str], permuted: bool
 ) -> dict[str, Published]:
     """Return the publisher's tensors made of one of the file's; unknown ones keep their names."""
-    tensor = stored[name]
+    tensor = tensors[name]
     stem, _, kind = name.rpartition(".")
     as_it_is = Published((tensor,), tensor.shape)
     prefix = recipe.names.prefix
@@ -132,9 +134,9 @@ def _published_tensors(
     if (published_name := names.get(f"{stem}.{kind}")) is not None:
         return {at + published_name: as_it_is}
     if stem.endswith("_exps"):
-        return _experts(name, stored, at, recipe)
+        return _experts(name, tensors, at, recipe)
     if stem in ("attn_k_b", "attn_v_b"):
-        return _latent_keys_and_values(name, stored, at)
+        return _latent_keys_and_values(name, tensors, at)
     if stem not in names or kind not in ("weight", "bias"):
         return {name: as_it_is}
     as_it_is = as_it_is._replace(from_all_rows=_reordering(stem, recipe, permuted))
@@ -160,9 +162,9 @@ def _swapped(rows: np.ndarray, shape: tuple[int, ...], axis: int) -> np.ndarray:
     return cut.swapaxes(axis, axis + 1).reshape(rows.shape)
 
 
-def _experts(name: str, stored: Tensors, at: str, recipe: Recipe) -> dict[str, Published]:
+def _experts(name: str, tensors: Tensors, at: str, recipe: Recipe) -> dict[str, Published]:
     """Return the publisher's tensors of a layer's experts: one for each expert, or fused ones."""
-    tensor = stored[name]
+    tensor = tensors[name]
     stem, _, kind = name.rpartition(".")
     mixture = recipe.network
     reader = Stacked()
@@ -177,7 +179,7 @@ def _experts(name: str, stored: Tensors, at: str, recipe: Recipe) -> dict[str, P
         return {f"{at}experts.{n}.{matrix}.{kind}": _expert(tensor, n) for n in each}
     biased = isinstance(reader, Stacked) and reader.interleaved
     if isinstance(reader, Stacked) and (kind == "weight" or (biased and kind == "bias")):
-        return _fused_experts(name, stored, at, reader)
+        return _fused_experts(name, tensors, at, reader)
     return {name: Published((tensor,), tensor.shape)}
 
 
@@ -190,9 +192,9 @@ def _expert(tensor: Stored, number: int) -> Published:
     return Published((expert,), expert.shape)
 
 
-def _fused_experts(name: str, stored: Tensors, at: str, reader: Stacked) -> dict[str, Published]:
+def _fused_experts(name: str, tensors: Tensors, at: str, reader: Stacked) -> dict[str, Published]:
     """Return the publisher's fused tensor of downs, or of gates with ups, of a layer's experts."""
-    tensor = stored[name]
+    tensor = tensors[name]
     stem, _, kind = name.rpartition(".")
     turned = reader.transposed
     interleaved = reader.interleaved
@@ -209,11 +211,11 @@ def _fused_experts(name: str, stored: Tensors, at: str, reader: Stacked) -> dict
     if stem.endswith("ffn_down_exps"):
         return {down: Published((tensor,), transposed_shape(tensor.shape), transposed)}
     gate, up = (re.sub(r"ffn_\w+_exps", f"ffn_{part}_exps", name) for part in ("gate", "up"))
-    require_tensor(stored, gate)
-    require_tensor(stored, up)
+    require_tensor(tensors, gate)
+    require_tensor(tensors, up)
     if name != gate:
         return {}
-    require_shape(up, stored[up].shape, tensor.shape)
+    require_shape(up, tensors[up].shape, tensor.shape)
     shape = tensor.shape[0], 2 * tensor.shape[1], *tensor.shape[2:]
 
     def gate_up(gates: np.ndarray, ups: np.ndarray) -> np.ndarray:
@@ -221,26 +223,26 @@ def _fused_experts(name: str, stored: Tensors, at: str, reader: Stacked) -> dict
         both = np.stack([gates, ups], axis=2 if interleaved else 1)
         return transposed(both.reshape(len(gates), *shape[1:]))
 
-    return {fused: Published((tensor, stored[up]), transposed_shape(shape), gate_up)}
+    return {fused: Published((tensor, tensors[up]), transposed_shape(shape), gate_up)}
 
 
-def _latent_keys_and_values(name: str, stored: Tensors, at: str) -> dict[str, Published]:
+def _latent_keys_and_values(name: str, tensors: Tensors, at: str) -> dict[str, Published]:
     """Return the publisher's matrix of latent keys and values; files hold the keys' transposed."""
     keys, values = (re.sub(r"attn_\w_b", f"attn_{part}_b", name) for part in "kv")
-    require_tensor(stored, keys)
-    require_tensor(stored, values)
+    require_tensor(tensors, keys)
+    require_tensor(tensors, values)
     if name != keys:
         return {}
-    heads, rank, still = stored[keys].shape
-    require_shape(values, stored[values].shape, (heads, stored[values].shape[1], rank))
+    heads, rank, still = tensors[keys].shape
+    require_shape(values, tensors[values].shape, (heads, tensors[values].shape[1], rank))
 
     def join_heads(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Join the keys' and values' rows of each head."""
         return np.concatenate([keys.swapaxes(1, 2), values], axis=1)
 
     tensor = Published(
-        (stored[keys], stored[values]),
-        (heads, still + stored[values].shape[1], rank),
+        (tensors[keys], tensors[values]),
+        (heads, still + tensors[values].shape[1], rank),
         join_heads,
         from_all_rows=lambda rows: rows.reshape(-1, rank),
     )

@@ -96,12 +96,14 @@ def tokenizer_of_header(name: str, header: Mapping[str, Any]) -> Any:
     """Return the `tokenizers.Tokenizer` of a file's vocabulary; raise ValueError if not known."""
     words, kinds = (header.get(f"tokenizer.ggml.{part}", []) for part in ("tokens", "token_type"))
     kind, cut = (str(header.get(f"tokenizer.ggml.{part}")) for part in ("model", "pre"))
-    known = (kind in ("llama", "gemma4") or (kind == "gpt2" and cut in CUTS)) and len(words) > 0
+    is_supported = (kind in ("llama", "gemma4") or (kind == "gpt2" and cut in CUTS)) and len(
+        words
+    ) > 0
     got = f"a tokenizer of {kind!r} with {cut!r} and {len(words)} words"
     expected = (
         f"llama, gemma4, or gpt2 with one of the {len(CUTS)} in checkpoints.gguf_tokenizer.CUTS"
     )
-    require(known and len(words) == len(kinds), name, got=got, expected=expected, cure=CURE)
+    require(is_supported and len(words) == len(kinds), name, got=got, expected=expected, cure=CURE)
     try:
         make = _byte_level_tokenizer if kind == "gpt2" else _sentencepiece_tokenizer
         tokenizer = make({word: index for index, word in enumerate(words)}, header)
@@ -183,8 +185,8 @@ def _pairs(words: dict[str, int], header: Mapping[str, Any]) -> list[tuple[str, 
     pairs = []
     for word, score, kind in zip(words, scores, header["tokenizer.ggml.token_type"], strict=True):
         cuts = [(word[:at], word[at:]) for at in range(1, len(word))] if kind == NORMAL else []
-        known = [cut for cut in cuts if cut[0] in words and cut[1] in words]
-        known.sort(key=lambda cut: (words[cut[0]], words[cut[1]]))
-        pairs += [(score, len(cut[0]), len(cut[1]), cut) for cut in known]
+        merges_of_word = [cut for cut in cuts if cut[0] in words and cut[1] in words]
+        merges_of_word.sort(key=lambda cut: (words[cut[0]], words[cut[1]]))
+        pairs += [(score, len(cut[0]), len(cut[1]), cut) for cut in merges_of_word]
     pairs.sort(key=lambda pair: pair[:3], reverse=True)
     return [cut for *_, cut in pairs]

@@ -49,20 +49,20 @@ TENSORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def is_packed(packing: Packing, name: str, stored: Container[str]) -> bool:
+def is_packed(packing: Packing, name: str, names: Container[str]) -> bool:
     """Tell whether the files hold a matrix as packed integers."""
     numbers, others = TENSORS[packing.scheme]
     at = name.removesuffix("weight")
-    return at != name and at + numbers in stored and any(at + other in stored for other in others)
+    return at != name and at + numbers in names and any(at + other in names for other in others)
 
 
-def unpacked_names(packing: Packing, stored: Mapping[str, Any]) -> dict[str, Any]:
+def unpacked_names(packing: Packing, files: Mapping[str, Any]) -> dict[str, Any]:
     """Return tensors by their unquantised names, without scales and zeros."""
     numbers, others = TENSORS[packing.scheme]
     tensors = {}
-    for name, place in stored.items():
+    for name, place in files.items():
         at, dot, last = name.rpartition(".")
-        if last not in others or at + dot + numbers not in stored:
+        if last not in others or at + dot + numbers not in files:
             tensors[f"{at}{dot}weight" if last == numbers else name] = place
     return tensors
 
@@ -70,7 +70,7 @@ def unpacked_names(packing: Packing, stored: Mapping[str, Any]) -> dict[str, Any
 def packed_rows(
     packing: Packing,
     tensors: Tensors,
-    stored: Container[str],
+    names: Container[str],
     name: str,
     shape: tuple[int, ...],
     words: tuple[int, ...],
@@ -85,7 +85,7 @@ def packed_rows(
     ]
     at = name.removesuffix("weight")
     indices = (at + "g_idx", at + "weight_g_idx")
-    index = next((name for name in indices if name in stored), None)
+    index = next((name for name in indices if name in names), None)
     # Where columns were quantised in another order, files say to which group each belongs.
     group_of = np.arange(shape[1]) // size
     if index is not None:
@@ -192,16 +192,18 @@ def _mlx(
     at: str,
     shape: tuple[int, int],
     group_of: Any,
-    stored: tuple[int, ...],
+    words_shape: tuple[int, ...],
 ) -> Rows:
     """Return a reader of MLX rows: packed along inputs, with bits that follow from the shape."""
     rows, columns = shape
-    bits = WORD * stored[-1] // columns
-    got = f"{stored[-1]} words for {columns} numbers"
+    bits = WORD * words_shape[-1] // columns
+    got = f"{words_shape[-1]} words for {columns} numbers"
     expected = "words of 2, 4 or 8 bits a number"
-    require_in(f"{at}weight", bits in BITS and stored[-1] * WORD == bits * columns, got, expected)
+    require_in(
+        f"{at}weight", bits in BITS and words_shape[-1] * WORD == bits * columns, got, expected
+    )
     groups = columns // (packing.group or columns)
-    words = tensors(f"{at}weight", (rows, stored[-1]), WORDS)
+    words = tensors(f"{at}weight", (rows, words_shape[-1]), WORDS)
     scales, biases = (tensors(f"{at}{name}", (rows, groups), REAL) for name in ("scales", "biases"))
 
     def read(part: slice) -> np.ndarray:

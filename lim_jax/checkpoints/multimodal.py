@@ -100,7 +100,7 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
         defaults = {**defaults, **OF_LLAVA.get(text, {})}
     texts = Configuration({**defaults, **inner, **outer})
     aliases = _texts(checkpoint)
-    files = {name: checkpoint.files[stored] for name, stored in aliases.items()}
+    files = {name: checkpoint.files[file_name] for name, file_name in aliases.items()}
     return checkpoint._replace(config=texts, files=files, aliases=aliases)
 
 
@@ -108,18 +108,18 @@ def _texts(checkpoint: Checkpoint) -> dict[str, str]:
     """Map a text model's names of tensors to the names in the files, without those of images."""
     inside = any(OLDER.fullmatch(name) or NEWER.fullmatch(name) for name in checkpoint.files)
     tensors = {}
-    for stored in checkpoint.files:
-        if IMAGES.match(stored):
+    for file_name in checkpoint.files:
+        if IMAGES.match(file_name):
             continue
-        older = OLDER.fullmatch(stored)
-        newer = NEWER.fullmatch(stored)
-        plain = stored.startswith(OUTSIDE if inside else ("model.", *OUTSIDE))
-        got = f"{stored}, which is neither the text's nor known to be of images"
+        older = OLDER.fullmatch(file_name)
+        newer = NEWER.fullmatch(file_name)
+        plain = file_name.startswith(OUTSIDE if inside else ("model.", *OUTSIDE))
+        got = f"{file_name}, which is neither the text's nor known to be of images"
         parts = f"those of language_model, {', '.join(PARTS[:-1])} and {PARTS[-1]}"
         require_in("tensors", bool(older or newer) or plain, got, parts, SAVE_TEXT)
-        name = older[1] if older else f"model.{newer[1]}" if newer else stored
-        got = f"{stored} and {tensors.get(name)}"
+        name = older[1] if older else f"model.{newer[1]}" if newer else file_name
+        got = f"{file_name} and {tensors.get(name)}"
         cure = "Download it again: which one is meant cannot be known."
         require_in("tensors", name not in tensors, got, "every tensor of the text once", cure)
-        tensors[name] = stored
+        tensors[name] = file_name
     return tensors

@@ -134,11 +134,11 @@ class Configuration(Mapping[str, Any]):
         expected = "a positive number" if below == math.inf else f"a positive number below {below}"
         return float(self.require(name, value, number and 0 < value < below, expected))
 
-    def get_choice(self, name: str, known: Iterable[str], default: str) -> str:
+    def get_choice(self, name: str, choices: Iterable[str], default: str) -> str:
         """Return an option that is one of the known words; raise ValueError at others."""
         value = self.get(name, default)
         cure = "Take another model: any other value is of another network."
-        return self.require(name, value, value in [*known], " or ".join(known), cure)
+        return self.require(name, value, value in [*choices], " or ".join(choices), cure)
 
     def get_flag(self, name: str, default: bool = False) -> bool:
         """Return the truth value of an option."""
@@ -164,8 +164,8 @@ def refuse_unknown(
             continue
         values = (implied or {}).get(name, ())
         expected = " or ".join(map(str, values)) or "options of the family"
-        known = any(_alike(value, other) for other in values)
-        config.require(name, value, known, expected, OTHER_NETWORK)
+        is_implied = any(_alike(value, other) for other in values)
+        config.require(name, value, is_implied, expected, OTHER_NETWORK)
 
 
 def _alike(value: Any, other: Any) -> bool:
@@ -183,9 +183,9 @@ def refuse_other_architectures(config: Options, family: str) -> None:
         got = f"architectures = {name}, which gives no logits over words"
         require_config(not classifies, got, expected, other)
     stem = CLASSES.get(family, family.removesuffix("_text")).replace("_", "")
-    known = rf"{stem}(for|lmhead|model|doubleheads)"
+    pattern = rf"{stem}(for|lmhead|model|doubleheads)"
     cure = "A model_type that was changed by hand reads the weights as another network."
     for name in config.get("architectures") or ():
-        same = re.match(known, str(name).lower().replace("_", "")) is not None
+        same = re.match(pattern, str(name).lower().replace("_", "")) is not None
         got = f"architectures = {name} with model_type = {family}"
         require_config(same, got, "the same family in both", cure)

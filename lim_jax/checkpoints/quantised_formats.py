@@ -106,13 +106,13 @@ def quantisation_of(stated: Any) -> Quantisation | None:
     if method == "fp8":
         supported["weight_block_size"] = (stated.get("weight_block_size"),)
     for name, value in stated.items():
-        known = value is None or value in supported.get(name, ())
+        is_supported = value is None or value in supported.get(name, ())
         if name not in supported:
-            known = known or name in IGNORED
-            known = known or (method in PACKED_BY and name in OF_QUANTISERS)
-            known = known or (method == "mlx" and _is_layer_option(value, stated))
+            is_supported = is_supported or name in IGNORED
+            is_supported = is_supported or (method in PACKED_BY and name in OF_QUANTISERS)
+            is_supported = is_supported or (method == "mlx" and _is_layer_option(value, stated))
         got = f"{name} = {described(value)} in quantization_config"
-        require_config(known, got, f"options of {method} that are known here", UNQUANTISED)
+        require_config(is_supported, got, f"options of {method} that are known here", UNQUANTISED)
     if method == "modelopt":
         return Quantisation(_modelopt_schemes(stated))
     if method == "compressed-tensors":
@@ -166,9 +166,9 @@ def _modelopt_schemes(stated: Options) -> tuple[str, ...]:
     for layer, layer_options in algorithms.items():
         algorithm = layer_options.get("quant_algo")
         group = layer_options.get("group_size", GROUP)
-        known = algorithm in MODELOPT and group in (GROUP, None)
+        is_supported = algorithm in MODELOPT and group in (GROUP, None)
         got = f"quant_algo = {described(algorithm)} of groups of {described(group)} in {layer}"
-        require_config(known, got, f"{' or '.join(MODELOPT)}, of {GROUP}", UNQUANTISED)
+        require_config(is_supported, got, f"{' or '.join(MODELOPT)}, of {GROUP}", UNQUANTISED)
         schemes.update(MODELOPT[str(algorithm)])
     require_config(bool(schemes), f"no quantized_layers of {MIXED}", "one or more", UNQUANTISED)
     return tuple(sorted(schemes))
@@ -208,13 +208,13 @@ def _compressed_integers(weights_of_groups: list[Options]) -> Packing:
         names = "num_bits", "group_size", "strategy"
         kind: tuple[Any, ...] = tuple(weights.get(name) for name in names)
         bits, group, strategy = kind
-        known = bits in (4, 8) and (
+        is_supported = bits in (4, 8) and (
             (strategy == "group" and isinstance(group, int) and group > 0)
             or (strategy == "channel" and group in (None, -1))
         )
         got = f"whole numbers of bits, strategy and group {(bits, strategy, group)}"
         expected = "4 or 8 bits with a scale for each row, or for each group of a row's numbers"
-        require_config(known, got, expected, UNQUANTISED)
+        require_config(is_supported, got, expected, UNQUANTISED)
         size = group if strategy == "group" else None
         kinds.add(Packing("pack-quantized", bits, size, not weights.get("symmetric", True)))
     got = f"whole numbers in {len(kinds)} ways"
@@ -223,50 +223,50 @@ def _compressed_integers(weights_of_groups: list[Options]) -> Packing:
 
 
 def unquantised_names(
-    stored: Mapping[str, Any], quantisation: Quantisation | None
+    files: Mapping[str, Any], quantisation: Quantisation | None
 ) -> dict[str, Any]:
     """Return tensors by their unquantised names, without scales."""
     if quantisation is None:
-        return dict(stored)
+        return dict(files)
     if quantisation.packing is not None:
-        return unpacked_names(quantisation.packing, stored)
+        return unpacked_names(quantisation.packing, files)
     four_bits = "mxfp4" in quantisation.schemes
     tensors = {}
-    for name, place in stored.items():
-        if _is_scale(name, stored, four_bits):
+    for name, place in files.items():
+        if _is_scale(name, files, four_bits):
             continue
         stem = name.removesuffix(PACKED)
         scale = "_scale"
         if four_bits:
             stem = name.removesuffix(BLOCKS)
             scale = SCALES
-        tensors[stem if stem + scale in stored else name] = place
+        tensors[stem if stem + scale in files else name] = place
     return tensors
 
 
-def _is_scale(name: str, stored: Mapping[str, Any], four_bits: bool) -> bool:
+def _is_scale(name: str, names: Mapping[str, Any], four_bits: bool) -> bool:
     """Tell whether a tensor holds scales, of a matrix, of inputs or of caches."""
     if four_bits:
-        return name.removesuffix(SCALES) + BLOCKS in stored
+        return name.removesuffix(SCALES) + BLOCKS in names
     match = OF_INPUTS.fullmatch(name)
     stems = [f"{match[1]}weight"] if match else []
     stems += [name.removesuffix(end) for end in (*SCALE, FACTOR, DIVISOR) if name.endswith(end)]
-    held = any(stem in stored or stem + PACKED in stored for stem in stems)
+    held = any(stem in names or stem + PACKED in names for stem in stems)
     return held or OF_CACHES.fullmatch(name) is not None
 
 
 def dequantise_fp8(
-    stored: np.ndarray, scales: np.ndarray, first: int, block: tuple[int, int]
+    matrix: np.ndarray, scales: np.ndarray, first: int, block: tuple[int, int]
 ) -> np.ndarray:
     """Dequantise FP8 rows: multiply them, from row `first` on, by the scales of their blocks."""
-    rows = (first + np.arange(stored.shape[0])) // block[0]
-    columns = np.arange(stored.shape[1]) // block[1]
-    return eight_bits(stored) * scales[rows][:, columns]
+    rows = (first + np.arange(matrix.shape[0])) // block[0]
+    columns = np.arange(matrix.shape[1]) // block[1]
+    return eight_bits(matrix) * scales[rows][:, columns]
 
 
-def eight_bits(stored: np.ndarray) -> np.ndarray:
+def eight_bits(matrix: np.ndarray) -> np.ndarray:
     """Return the numbers that FP8 bytes (e4m3) stand for."""
-    return stored.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    return matrix.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
 
 
 def _unpack(pairs: np.ndarray) -> np.ndarray:

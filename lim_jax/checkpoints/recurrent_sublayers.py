@@ -281,8 +281,8 @@ def read_rate_limits(config: Configuration) -> tuple[float, float]:
     expected = "two numbers that are not negative, in order"
     pair = isinstance(limits, list | tuple) and len(limits) == 2
     numbers = [float("inf") if n == INFINITY else n for n in limits] if pair else []
-    known = all(isinstance(n, int | float) for n in numbers)
-    holds = pair and known and 0 <= numbers[0] <= numbers[1]
+    are_numbers = all(isinstance(n, int | float) for n in numbers)
+    holds = pair and are_numbers and 0 <= numbers[0] <= numbers[1]
     config.require("time_step_limit", stated, holds, expected)
     return float(numbers[0]), float(numbers[1])
 

@@ -203,13 +203,13 @@ def _require_known(rope: Configuration, scaling: Any) -> None:
     holds = isinstance(scaling, str) and scaling in SCALINGS
     cure = "Take another model: other scalings of rotary positions are not known here."
     require_config(holds, f"rope_type = {scaling!r}", " or ".join(SCALINGS), cure)
-    known = {"rope_type", "type", "rope_theta", PART, *OF_IMAGES, *SCALINGS[scaling]}
-    known |= set() if rope.get(TEMPERED) else {TEMPERED}
+    names = {"rope_type", "type", "rope_theta", PART, *OF_IMAGES, *SCALINGS[scaling]}
+    names |= set() if rope.get(TEMPERED) else {TEMPERED}
     for name in sorted(rope):
         got = f"{name} = {described(rope[name])} of a {scaling} scaling"
         expected = " and ".join(SCALINGS[scaling]) or "no such number"
         cure = "State rope_type too; only some readers ignore what the scaling does not have."
-        require_config(rope[name] is None or name in known, got, expected, cure)
+        require_config(rope[name] is None or name in names, got, expected, cure)
 
 
 def rope_options(config: Configuration, kind: str | None = None) -> Configuration:
@@ -247,11 +247,11 @@ def layer_kinds(config: Configuration, depth: int, *default: str) -> tuple[str, 
     """Return each layer's kind by ``layer_types``, or `default` if that is not stated."""
     # Only families that have chunked layers by default accept ``chunked_attention``.
     kinds = tuple(config.get("layer_types") or default)
-    known = {FULL, SLIDING} | set(default)
-    holds = len(kinds) == depth and set(kinds) <= known
+    supported_kinds = {FULL, SLIDING} | set(default)
+    holds = len(kinds) == depth and set(kinds) <= supported_kinds
     cure = "Other kinds are not known here."
     got = f"layer_types = {len(kinds)} of {sorted(set(map(str, kinds)))}"
-    require_config(holds, got, f"{depth} of {' or '.join(sorted(known))}", cure)
+    require_config(holds, got, f"{depth} of {' or '.join(sorted(supported_kinds))}", cure)
     return kinds
 
 

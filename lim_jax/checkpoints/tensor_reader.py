@@ -58,7 +58,7 @@ class Weights(NamedTuple):
     """The arguments of `causal.CausalLM`, and the names of the tensors that were accounted for."""
 
     parts: dict[str, Any]
-    known: frozenset[str]
+    read_names: frozenset[str]
 
 
 class Reader:
@@ -73,7 +73,7 @@ class Reader:
         # without its beginning, as OPT's without "model." of "model.decoder.".
         while prefix and not any(name.startswith(prefix) for name in checkpoint.files):
             prefix = prefix.partition(".")[2]
-        self.prefix, self.known = prefix, set()
+        self.prefix, self.read_names = prefix, set()
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         """Read a tensor of the base model, whose name is put behind the prefix."""
@@ -85,7 +85,7 @@ class Reader:
 
     def read_named(self, name: str, *shape: int, dtype: str | None = None) -> Tensor:
         """Read a tensor by its full name."""
-        self.known.add(name)
+        self.read_names.add(name)
         return self.checkpoint.read(name, shape, dtype or self.dtype)
 
     def has(self, name: str) -> bool:
@@ -98,7 +98,7 @@ class Reader:
 
     def rows(self, name: str, *shape: int) -> Rows:
         """Return a function that reads and checks some rows of a tensor, by its full name."""
-        self.known.add(name)
+        self.read_names.add(name)
         rows = self.checkpoint.rows(name, shape)
 
         def read_rows(part: slice) -> np.ndarray:
@@ -114,8 +114,8 @@ class Reader:
         return np.zeros(shape, self.dtype)
 
     def ignore(self, *names: str) -> None:
-        """Mark tensors of the base model as known, since they hold no weights."""
-        self.known.update(self.prefix + name for name in names)
+        """Mark tensors of the base model as read, since they hold no weights."""
+        self.read_names.update(self.prefix + name for name in names)
 
 
 def split_heads(matrix: Tensor, heads: int) -> Tensor:

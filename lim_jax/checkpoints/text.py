@@ -127,8 +127,8 @@ def find_chat_template(path: Path, header: Header) -> ChatTemplate | None:
     if isinstance(template := header.get(f"tokenizer.{TEMPLATE_KEY}"), str):
         words = header.get("tokenizer.ggml.tokens", [])
         ids = {f"{name}_token": header.get(f"tokenizer.ggml.{name}_token_id") for name in MARKS}
-        known = {name: n for name, n in ids.items() if n is not None and n < len(words)}
-        return ChatTemplate(template, {name: words[n] for name, n in known.items()})
+        mark_ids = {name: n for name, n in ids.items() if n is not None and n < len(words)}
+        return ChatTemplate(template, {name: words[n] for name, n in mark_ids.items()})
     folder = path.parent if path.suffix == ".gguf" else path
     options = json_object(folder / OPTIONS) if (folder / OPTIONS).is_file() else {}
     source = options.get(TEMPLATE_KEY)

@@ -9,7 +9,7 @@ from lim_jax.attribution.answer_comparison import DOTS, shown_answer
 from lim_jax.attribution.questions import answer_text
 from lim_jax.models import LanguageModel
 from lim_jax.models.loss_kinds import LossName
-from lim_jax.prompts import self_answered
+from lim_jax.prompts import generate_answers
 from lim_jax.prompts.contexts import Context, PromptOnly
 
 SHOWN = 5  # answers of the model's own that are printed
@@ -58,4 +58,4 @@ def answer_contexts(
     if len(answered_contexts) == len(contexts):
         return answered_contexts
     bar = partial(tqdm, desc="answering", unit="context")
-    return self_answered(contexts, model, loss, tokens=tokens, progress=bar)
+    return generate_answers(contexts, model, loss, tokens=tokens, progress=bar)

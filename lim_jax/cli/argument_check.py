@@ -18,7 +18,7 @@ NUMBERS = {int: "a whole number", float: "a number"}
 class Argument(NamedTuple):
     """An argument of a command: its name on the command line, and the values that it takes."""
 
-    shown: str
+    usage: str
     kind: Any
     required: bool
     positional: bool
@@ -33,13 +33,13 @@ def require_arguments(name: str, command: Callable[..., int], words: Sequence[st
     wanted = [argument for argument in arguments if argument.positional]
     if len(positional) > len(wanted):
         extra = positional[len(wanted)]
-        expected = " and ".join(argument.shown for argument in wanted) or "options alone"
+        expected = " and ".join(argument.usage for argument in wanted) or "options alone"
         raise _refusal(name, repr(extra), "is one argument too many", f"it takes {expected}")
     reached = [argument for argument, _ in values] + wanted[: len(positional)]
-    missing = [a.shown for a in arguments if a.required and a not in reached]
+    missing = [a.usage for a in arguments if a.required and a not in reached]
     if missing:
         verb = "are" if len(missing) > 1 else "is"
-        usage = " ".join(a.shown for a in arguments if a.required)
+        usage = " ".join(a.usage for a in arguments if a.required)
         names = ", ".join(missing)
         raise _refusal(name, names, f"{verb} missing", f"the command is lim-jax {name} {usage}")
     for argument, words_of_option in values:
@@ -83,15 +83,15 @@ def _arguments(command: Callable[..., int]) -> list[Argument]:
         metavar = next((m.metavar for m in marks if getattr(m, "metavar", None)), "VALUE")
         positional = tyro.conf.Positional in marks
         required = parameter.default is parameter.empty
-        shown = metavar if positional else f"--{name.replace('_', '-')}"
-        shown += f" {metavar}" if required and not positional else ""
-        arguments.append(Argument(shown, plain[name], required, positional))
+        usage = metavar if positional else f"--{name.replace('_', '-')}"
+        usage += f" {metavar}" if required and not positional else ""
+        arguments.append(Argument(usage, plain[name], required, positional))
     return arguments
 
 
 def _flags(argument: Argument) -> list[str]:
     """Return the flags of an option: that of a bool has a negative too."""
-    flag = argument.shown.partition(" ")[0]
+    flag = argument.usage.partition(" ")[0]
     return [flag, f"--no-{flag[2:]}"] if argument.kind is bool else [flag]
 
 
@@ -110,7 +110,7 @@ def _option_values(argument: Argument, rest: Sequence[str], *, literal: bool) ->
 
 def _require_values(name: str, argument: Argument, taken: Sequence[str]) -> None:
     """Raise a `Refusal` if an option lacks its value, or if a value is of another type."""
-    flag = argument.shown.partition(" ")[0]
+    flag = argument.usage.partition(" ")[0]
     kinds = _kinds(argument.kind)
     choices = [choice for kind in kinds for choice in _choices(kind)]
     number = next((NUMBERS[kind] for kind in kinds if kind in NUMBERS), None)

@@ -126,7 +126,7 @@ def write_explained_page(
     out: Path,
 ) -> None:
     """Write explanation.html, which shades every token of the first contexts."""
-    shown = batch.contexts[:SHOWN]
+    contexts = batch.contexts[:SHOWN]
     weights = list(network_and_loss.weights[:SHOWN])
     rows = list(map(np.asarray, batch.windows[:SHOWN]))
     accounts = accounts_of_contexts(
@@ -140,8 +140,8 @@ def write_explained_page(
         title=title,
         certificates=result.certificates,
         without_queries=result.without_queries,
-        names=context_names(shown),
-        spans=[context.spans for context in shown],
+        names=context_names(contexts),
+        spans=[context.spans for context in contexts],
         records=_records(batch.contexts, result),
     )
     print(f"Wrote explanation.html to {out}.")

@@ -79,21 +79,27 @@ def placement_bar(network: CausalLM, unfinished: Path) -> Callable[..., Iterable
 
     def bar(items: Sequence[Any], **options: Any) -> Iterable[Any]:
         counts_contexts = options.get("unit") == "context"
-        shown = tqdm(items, **options)
-        return record_placement(shown, network, unfinished) if counts_contexts else shown
+        progress = tqdm(items, **options)
+        return record_placement(progress, network, unfinished) if counts_contexts else progress
 
     return bar
 
 
 def estimated_time(
-    network: CausalLM, lengths: Sequence[int], shown: int, answered: int = 0, cost: int = 3
+    network: CausalLM,
+    lengths: Sequence[int],
+    contexts_on_page: int,
+    contexts_to_answer: int = 0,
+    cost: int = 3,
 ) -> str:
     """Say how long measuring is likely to take; if long, also what bfloat16 would take."""
-    seconds = estimate_seconds(network, lengths, shown, answered, cost)
+    seconds = estimate_seconds(network, lengths, contexts_on_page, contexts_to_answer, cost)
     estimate = f"about {duration(seconds)}."
     if seconds < LONG or network.flow.compute is not None:
         return estimate
-    half = estimate_seconds(network, lengths, shown, answered, cost, compute="bfloat16")
+    half = estimate_seconds(
+        network, lengths, contexts_on_page, contexts_to_answer, cost, compute="bfloat16"
+    )
     if half >= MUCH * seconds:
         return estimate
     return (

@@ -124,14 +124,16 @@ def profile(
         contexts = answer_contexts(contexts, opened, loss, answer_tokens)
         require_fitting(opened.network, contexts)
         described = describe_contexts([context.length for context in contexts], shuffle)
-        shown = min(SHOWN, len(contexts)) if html else 0
-        _announce(opened.network, contexts, method, shown, described, 3 * signed)
+        contexts_on_page = min(SHOWN, len(contexts)) if html else 0
+        _announce(opened.network, contexts, method, contexts_on_page, described, 3 * signed)
         task = ProfileTask(opened, data, contexts, lines, loss, described)
         heading = f"== {model} on {data}: {described}, loss {loss} =="
         print(heading, *own_answer_lines(prompts, contexts, opened), sep="\n")
         run = Run(unfinished, placement_bar(opened.network, unfinished))
         if method is None:
-            profile_densities(task, run, folder, delta=delta, signed=signed, shown=shown)
+            profile_densities(
+                task, run, folder, delta=delta, signed=signed, contexts_on_page=contexts_on_page
+            )
         else:
             profile_parts(task, run, folder, method)
     return 0
@@ -153,9 +155,9 @@ class ProfileTask(NamedTuple):
 
 
 def profile_densities(
-    task: ProfileTask, run: Run, folder: Path, *, delta: float, signed: bool, shown: int
+    task: ProfileTask, run: Run, folder: Path, *, delta: float, signed: bool, contexts_on_page: int
 ) -> None:
-    """Measure densities, print what was found, and write it; the first `shown` are on a page."""
+    """Measure densities, print what was found and write it, `contexts_on_page` on a page too."""
     network = task.model.network
     result = measure(
         network,
@@ -163,7 +165,7 @@ def profile_densities(
         task.loss,
         delta=delta,
         orders=task.orders,
-        shown=shown,
+        contexts_on_page=contexts_on_page,
         checkpoint=run.checkpoint,
         bar=run.bar,
     )
@@ -183,7 +185,7 @@ def profile_densities(
         print(by_sign)
     title = f"{task.model.name}, {task.loss}, {task.described}"
     write_profile(result, title, folder, by_sign)
-    if shown:
+    if contexts_on_page:
         title = f"What does {task.model.name} use of {task.data.name}?"
         write_profile_page(result, task.model, task.loss, title, folder)
     print(f"Wrote profile.json, tables and figures to {folder}.")
@@ -201,16 +203,16 @@ def _announce(
     network: CausalLM,
     contexts: Sequence[Context],
     method: MethodName | None,
-    shown: int,
+    contexts_on_page: int,
     words: str,
     more: int,
 ) -> None:
     """Say what will be measured, and how long it is likely to take."""
     cost = GRADIENT if method is None else cost_of_contexts(contexts, method)
     signed = ", and signed" if more else ""
-    page = f", with a page of the first {shown}" if shown else ""
+    page = f", with a page of the first {contexts_on_page}" if contexts_on_page else ""
     lengths = [context.length for context in contexts]
-    takes = estimated_time(network, lengths, shown, cost=cost.total + more)
+    takes = estimated_time(network, lengths, contexts_on_page, cost=cost.total + more)
     tqdm.write(
         f"Measuring {words} by {method or 'influence'}, {cost} each{signed}{page}: {takes} "
         "The bar shows the time that is left."
@@ -297,11 +299,11 @@ def write_profile_page(
     """Write profile.html of the first contexts, under `findings` or else those of `profile`."""
     accounts = result.accounts
     shuffled = result.shuffled
-    shown = result.contexts[: len(accounts)]
+    contexts = result.contexts[: len(accounts)]
     # As the text was read, which the tables have too; of the id after it there are no letters.
     texts = [
         [*context.tokens, checkpoints.texts_of_ids(context.window, model.tokenizer)[-1]]
-        for context in shown
+        for context in contexts
     ]
     report.write_page(
         folder / "profile.html",
@@ -314,8 +316,8 @@ def write_profile_page(
         without_queries=result.without_queries,
         about={"model": model.name, "loss": loss_kind(loss).words},
         records=result.records,
-        names=context_names(shown, 1 if shuffled is None else shuffled.effects.orders),
+        names=context_names(contexts, 1 if shuffled is None else shuffled.effects.orders),
         measured=len(result.contexts),
-        spans=[context.spans for context in shown],
+        spans=[context.spans for context in contexts],
         by_place=[] if shuffled is None else two_way_cells(shuffled.effects, shuffled.names),
     )

@@ -8,7 +8,7 @@ from lim_jax.attribution.files import plain_estimate, write_orders
 from lim_jax.attribution.orders import ShuffledShares
 from lim_jax.models import LanguageModel
 from lim_jax.models.loss_kinds import LossName
-from lim_jax.prompts import cyclic_orders, shuffled
+from lim_jax.prompts import cyclic_orders, shuffle_documents
 from lim_jax.prompts.document_orders import ShuffledContexts
 from lim_jax.prompts.prompt_files import read_lines
 from lim_jax.results.tables import write_json
@@ -23,9 +23,11 @@ def shuffled_lines(
     """Read the lines of a file, and lay each out in its own orders, the same at every run."""
     tokenizer = model.tokenizer
     lines = read_lines(data, model.chat_template, foil)
-    first = max(2, len(lines[0].documents))  # where there are fewer, `shuffled` raises
+    first = max(2, len(lines[0].documents))  # where there are fewer, `shuffle_documents` raises
     return [
-        shuffled(line, cyclic_orders(first, orders, (0, number)), tokenizer, loss, max_length)
+        shuffle_documents(
+            line, cyclic_orders(first, orders, (0, number)), tokenizer, loss, max_length
+        )
         for number, line in enumerate(lines)
     ]
 

@@ -30,17 +30,17 @@ def _count(
 ) -> tuple[int, list[Known]]:
     """Count a program's operations in all iterations; return them and the known results."""
     jaxpr = _jaxpr_of(program)
-    known = dict(zip(jaxpr.invars, arguments, strict=True))
+    values = dict(zip(jaxpr.invars, arguments, strict=True))
 
     def read(atom: Any) -> Known:
         if isinstance(atom, Literal):
             return _in_all(atom.val, iterations) if _is_integer(atom.aval, iterations) else None
-        return known.get(atom)
+        return values.get(atom)
 
     total = 0
     for equation in jaxpr.eqns:
         count, results = _count_equation(equation, [*map(read, equation.invars)], iterations)
-        known.update(zip(equation.outvars, results, strict=True))
+        values.update(zip(equation.outvars, results, strict=True))
         total += count
     return total, [*map(read, jaxpr.outvars)]
 
@@ -139,9 +139,9 @@ def _count_branches(branches: Sequence[ClosedJaxpr], inputs: list[Known], iterat
 
 def _evaluate(equation: JaxprEqn, inputs: list[Known], iterations: int) -> list[Known]:
     """Compute integers from known ones; without inputs (a counter's `iota`) in all iterations."""
-    known = [value for value in inputs if value is not None]
+    operands = [value for value in inputs if value is not None]
     integers = all(_is_integer(variable.aval, iterations) for variable in equation.outvars)
-    if len(known) < len(inputs) or not integers:
+    if len(operands) < len(inputs) or not integers:
         return [None] * len(equation.outvars)
 
     def once(*values: Any) -> list[Any]:
@@ -150,7 +150,7 @@ def _evaluate(equation: JaxprEqn, inputs: list[Known], iterations: int) -> list[
 
     if not inputs:
         return [_in_all(value, iterations) for value in once()]
-    return [np.asarray(value) for value in jax.vmap(once)(*known)]
+    return [np.asarray(value) for value in jax.vmap(once)(*operands)]
 
 
 def _is_integer(aval: Any, iterations: int) -> bool:

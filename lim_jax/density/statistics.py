@@ -531,8 +531,8 @@ class Influence(eqx.Module):
         freedom = self.count * (self.count - 1)
         variance = scatter / jnp.where(freedom > 0, freedom, 1)
         # Rounding may leave the scatter of a merged average slightly negative.
-        known = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
-        return jnp.where(freedom > 0, known, jnp.inf)
+        error = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
+        return jnp.where(freedom > 0, error, jnp.inf)
 
 
 def _or_one(total: Scalar) -> Scalar:

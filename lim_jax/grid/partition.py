@@ -221,8 +221,8 @@ def _averages(values: Array, weights: Float[Array, "3 length"]) -> Array:
 def require_regions(regions: Any, grid: Grid | None = None) -> None:
     """Raise ValueError unless these are Regions, of `grid` where it is given."""
     cure = "Make them with boundary_regions(grid, delta)."
-    known = isinstance(regions, Regions)
-    require(known, "regions", got=described(regions), expected="Regions of a grid", cure=cure)
+    holds = isinstance(regions, Regions)
+    require(holds, "regions", got=described(regions), expected="Regions of a grid", cure=cure)
     got = f"regions of {regions.grid}"
     expected = f"regions of {grid}"
     require(

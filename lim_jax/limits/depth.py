@@ -500,8 +500,8 @@ def split_defect_study(
         scaled = {depth: error * depth**2 for depth, error in zip(depths, errors, strict=True)}
         require_resnet_premises(scaled, rounding)
     stacked = jax.tree.map(lambda leaf: leaf[None], eqx.filter(field, eqx.is_array))
-    known = proved_constants([eqx.combine(stacked, field)], None, unit_profile, grid)
-    claimed = 2.0 if lipschitz or known is not None else None
+    constants = proved_constants([eqx.combine(stacked, field)], None, unit_profile, grid)
+    claimed = 2.0 if lipschitz or constants is not None else None
     return refine("eq:discrete-residual-with-defect", claimed, depths, errors, 0.0)
 
 

@@ -183,17 +183,17 @@ def convergence_study(
         require_kind(scheme, Scheme, "scheme", "Leave it out for Euler's steps.")
     measured = _as_quantities(quantities)
     runs = _network_runs(network, grids, depths, scheme)
-    known = _reference_runs(network, grids, references, measured)
+    reference_runs = _reference_runs(network, grids, references, measured)
     values = {name: quantity.value for name, quantity in measured.items()}
-    everything = [*runs.values(), *known]
+    everything = [*runs.values(), *reference_runs]
     observed, twins = _observe(everything, states, values)
     fields = _fields(everything, observed)
     by_size = dict(zip(runs, observed, strict=False))
-    parts = [(run.grid, of) for run, of in zip(known, observed[len(runs) :], strict=True)]
+    parts = [(run.grid, of) for run, of in zip(reference_runs, observed[len(runs) :], strict=True)]
     check = _QuantityLimits(parts[:-1], fields)
     limit = _QuantityLimits(parts[1:], fields)
     finest = list(runs.values())[-1].grid
-    panels = [run.grid for run in known[-2:]]
+    panels = [run.grid for run in reference_runs[-2:]]
     smooth = references is None and not isinstance(grids, Grid)
 
     def row(name: str, quantity: Quantity) -> Row:
@@ -368,8 +368,8 @@ def _grids(values: Any, name: str) -> list[Grid]:
 
 def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
     """Return the grids by size; raise ValueError unless they refine, with rotary keys fixed."""
-    known = _grids(grids, "grids")
-    _require_refinements([grid.size for grid in known], "grids", "positions")
+    grid_list = _grids(grids, "grids")
+    _require_refinements([grid.size for grid in grid_list], "grids", "positions")
     field = network.control(jnp.array(0.0)) if isinstance(network, ContinuousFlow) else network
     masks = jax.tree.leaves(
         field, is_leaf=lambda node: isinstance(node, AttentionMask | SwitchedMask)
@@ -381,7 +381,7 @@ def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
     expected = "keys that turn as fast on every grid"
     cure = "Pass how many tokens [0, 1] stands for: Rotary(frequencies, tokens=...)."
     require(fixed, "network", got=got, expected=expected, cure=cure)
-    return {grid.size: grid for grid in known}
+    return {grid.size: grid for grid in grid_list}
 
 
 def _by_depth(network: Any, depths: Any, scheme: Scheme) -> dict[int, Network]:
@@ -418,10 +418,10 @@ def _reference_runs(
         two = two and flows[0] is not flows[1]
         require(two, "references", got=got, expected=expected, cure=cure)
         return [_NetworkRun(flow, grids) for flow in flows]
-    known = _grids(SMOOTH if references is None else references, "references")
-    sizes = [grid.size for grid in known]
-    two = len(known) == 2
-    fits = two or (len(known) == 3 and sizes[1:] == [2 * size for size in sizes[:-1]])
+    reference_grids = _grids(SMOOTH if references is None else references, "references")
+    sizes = [grid.size for grid in reference_grids]
+    two = len(reference_grids) == 2
+    fits = two or (len(reference_grids) == 3 and sizes[1:] == [2 * size for size in sizes[:-1]])
     got = f"grids of {sizes} positions"
     expected = "two grids, or three of sizes n, 2n and 4n"
     cure = (
@@ -443,8 +443,11 @@ def _reference_runs(
             cure="Pass two references: without an order there is no limit to extrapolate to.",
         )
     if two:
-        require_references(known)
-    return [_NetworkRun(other if two and not k else solved, grid) for k, grid in enumerate(known)]
+        require_references(reference_grids)
+    return [
+        _NetworkRun(other if two and not k else solved, grid)
+        for k, grid in enumerate(reference_grids)
+    ]
 
 
 def _as_quantities(quantities: Any) -> dict[str, Quantity]:

@@ -646,7 +646,7 @@ def _network(
     recipe = recipe_of(source.config)
     refuse_other_architectures(source.config, source.config["model_type"])
     weights = read_decoder(source, dtype, recipe, placement, compute)
-    surplus = sorted(set(source.files) - weights.known)
+    surplus = sorted(set(source.files) - weights.read_names)
     got = f"{', '.join(surplus[:3])}, which the family does not have"
     cure = "Take the options of the weights' own family, or a checkpoint without these tensors."
     require(not surplus, "tensors", got=got, expected="the tensors of the family", cure=cure)

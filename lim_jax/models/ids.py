@@ -228,8 +228,8 @@ def padded_size(model: CausalLM, length: int) -> int:
     # No more than the model's limit or the length that the network was trained on, and not longer
     # at all if the rotary frequencies depend on the length.
     limit = None if model.limit is None else model.limit[0]
-    known = (most for most in (limit, model.trained) if most is not None)
-    size = max(length, min([padded_length(length), *known]))
+    limits = (most for most in (limit, model.trained) if most is not None)
+    size = max(length, min([padded_length(length), *limits]))
     return size if model.same_rope(size, length) else length
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lim_jax._jit import filter_jit
-from lim_jax._partial_runs import Run, store, stored
+from lim_jax._partial_runs import Run, restore, store
 from lim_jax.density.adjoints import Ids, check_finite
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
@@ -49,7 +49,7 @@ def energies_by_layers(
 
     def read_step(step: int) -> States:
         """Read the result of an earlier step from its file."""
-        return jax.device_put(stored(folder / str(step), run)[1][0])
+        return jax.device_put(restore(folder / str(step), run)[1][0])
 
     def compute_step(step: int, before: States) -> States:
         """Compute a step: a layer forward, the loss's gradient, or a layer backward."""

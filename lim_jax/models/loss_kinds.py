@@ -11,7 +11,7 @@ from lim_jax.density.adjoints import Loss
 from lim_jax.models.causal import CausalLM, LossOfLogits
 from lim_jax.models.foils import contrast_loss
 
-Answered = Bool[np.ndarray, " length"]
+AnswerMask = Bool[np.ndarray, " length"]
 LossName = Literal["next-token", "answer", "margin", "last-token", "own-margin", "contrast"]
 
 
@@ -23,7 +23,7 @@ class LossKind(NamedTuple):
 
     words: str
     loss: Loss
-    weights: Callable[[Answered], Float[np.ndarray, " length"]]
+    weights: Callable[[AnswerMask], Float[np.ndarray, " length"]]
     needs_answer: bool = False
     needs_foil: bool = False
 
@@ -33,19 +33,19 @@ class LossKind(NamedTuple):
         return isinstance(self.loss, LossOfLogits)
 
 
-def _everywhere(answered: Answered) -> Float[np.ndarray, " length"]:
+def _everywhere(in_answer: AnswerMask) -> Float[np.ndarray, " length"]:
     """Return equal query weights at every position."""
-    return np.full(answered.size, 1 / answered.size)
+    return np.full(in_answer.size, 1 / in_answer.size)
 
 
-def _at_the_answer(answered: Answered) -> Float[np.ndarray, " length"]:
+def _at_the_answer(in_answer: AnswerMask) -> Float[np.ndarray, " length"]:
     """Return equal query weights at the positions that predict the answer."""
-    return answered / answered.sum()
+    return in_answer / in_answer.sum()
 
 
-def _at_the_end(answered: Answered) -> Float[np.ndarray, " length"]:
+def _at_the_end(in_answer: AnswerMask) -> Float[np.ndarray, " length"]:
     """Return query weights of one at the last position."""
-    return np.append(np.zeros(answered.size - 1), 1.0)
+    return np.append(np.zeros(in_answer.size - 1), 1.0)
 
 
 CROSS_ENTROPY = CausalLM.loss

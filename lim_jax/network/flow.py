@@ -562,9 +562,9 @@ def require_depth_profile(
     if isinstance(values, Tracer):
         fails = ~((values >= 0) & (values < jnp.inf))
         return error_if(tree, fails, f"profile: expected {expected}, got others. {cure}")
-    known = np.asarray(values)
-    fails = ~((known >= 0) & (known < np.inf))
-    got = f"{known[fails.argmax()]} at depth time {times[fails.argmax()]:.6g}"
+    numbers = np.asarray(values)
+    fails = ~((numbers >= 0) & (numbers < np.inf))
+    got = f"{numbers[fails.argmax()]} at depth time {times[fails.argmax()]:.6g}"
     require(not fails.any(), "profile", got=got, expected=expected, cure=cure)
     return tree
 

@@ -78,18 +78,18 @@ def _rope_at(attention: CausalAttention, grid: Grid, place: Place) -> Rope | Non
 
 def has_kv_cache(flow: ResidualFlow) -> bool:
     """Tell whether a flow can be computed token by token with caches."""
-    return flow.step in (euler, split) and all(map(_is_known, flow.kinds))
+    return flow.step in (euler, split) and all(map(_has_cache, flow.kinds))
 
 
-def _is_known(field: Any) -> bool:
+def _has_cache(field: Any) -> bool:
     """Tell whether a layer's cache is known, and its other fields map each token by itself."""
     if isinstance(field, TransformerField):
-        return heads_of(field.attention) > 0 and _is_known(field.attention)
+        return heads_of(field.attention) > 0 and _has_cache(field.attention)
     if isinstance(field, SumOfFields):
-        return all(map(_is_known, field.sublayers))
+        return all(map(_has_cache, field.sublayers))
     if isinstance(field, CausalAttention):
-        known = type(field) in (CausalAttention, LatentAttention)
-        return known and field.attend is causal_attention
+        is_supported = type(field) in (CausalAttention, LatentAttention)
+        return is_supported and field.attend is causal_attention
     return type(field) in (*TOKENWISE, GatedDelta, KimiDelta, Mamba2, ShortConvolution)
 
 

@@ -64,10 +64,10 @@ def layer_of(layers: PyTree, position: Number) -> Any:
     return in_memory(eqx.combine(jax.tree.map(lambda leaf: leaf[position], arrays), static))
 
 
-def parts_of(layers: PyTree, part: Callable[[PyTree], PyTree]) -> PyTree:
+def select_part(layers: PyTree, part: Callable[[PyTree], PyTree]) -> PyTree:
     """Return one part of several layers, of one kind or of several."""
     if isinstance(layers, LayersByKind):
-        parts = tuple(parts_of(kind, part) for kind in layers.kinds)
+        parts = tuple(select_part(kind, part) for kind in layers.kinds)
         return LayersByKind(parts, layers.order)
     if isinstance(layers, HalfLayers):
         return HalfLayers(part(layers.layers), layers.precision)

@@ -102,8 +102,8 @@ class Rotary(eqx.Module):
 
     def _frequencies(self, tokens: Number) -> Frequencies:
         """Return the frequencies in a context of that many tokens."""
-        known = self.frequencies
-        return known(tokens) if isinstance(known, Callable) else known
+        frequencies = self.frequencies
+        return frequencies(tokens) if isinstance(frequencies, Callable) else frequencies
 
     def rope(self, grid: Grid) -> Rope:
         """Return the cosines and sines of every position's angles, in JAX's default precision."""

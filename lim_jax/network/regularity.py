@@ -472,7 +472,7 @@ def _activation_slope(activation: Any) -> float:
         options = activation.keywords
         if options.keys() == {"approximate"} and type(options["approximate"]) is bool:
             return GELU_SLOPES[options["approximate"]]
-    slopes = [slope for known, slope in SLOPES if activation is known]
+    slopes = [slope for function, slope in SLOPES if activation is function]
     got = _function_name(activation)
     expected = "jnp.tanh, or jax.nn's relu, sigmoid, softplus, silu or gelu, themselves"
     cure = "Take one of these: no bound is known for the slope of others."

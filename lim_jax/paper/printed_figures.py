@@ -81,8 +81,8 @@ def comparison_table(comparisons: list[Comparison]) -> str:
     """Lay out the paper's figures beside ours."""
     rows = [["figure", "paper", "ours", "difference", ""]]
     for name, printed, ours, difference, agrees in comparisons:
-        shown = f"{100 * ours:.4f}%" if printed.endswith("%") else f"{ours:.6f}"
-        rows.append([name, printed, shown, f"{difference:+.1e}", "" if agrees else "DIFFERS"])
+        our_text = f"{100 * ours:.4f}%" if printed.endswith("%") else f"{ours:.6f}"
+        rows.append([name, printed, our_text, f"{difference:+.1e}", "" if agrees else "DIFFERS"])
     return text_table(rows, left=(0, 4))
 
 

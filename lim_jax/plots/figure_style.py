@@ -143,10 +143,10 @@ def legend_below(figure: Figure, *handles: Any, columns: int = 4) -> None:
     None
         The legend is in the figure.
     """
-    known = list(handles) or [
+    entries = list(handles) or [
         handle for axes in figure.axes for handle in axes.get_legend_handles_labels()[0]
     ]
-    named = {str(handle.get_label()): handle for handle in known}
+    named = {str(handle.get_label()): handle for handle in entries}
     figure.legend(
         handles=list(named.values()),
         loc="outside lower center",

@@ -8,12 +8,12 @@ from . import sandbox as sandbox
 from . import sentence_spans as sentence_spans
 from . import templates as templates
 from .chat import chat_prompt as chat_prompt
-from .contexts import context_of as context_of
-from .contexts import unanswered as unanswered
+from .contexts import tokenize_context as tokenize_context
+from .contexts import tokenize_prompt as tokenize_prompt
 from .document_orders import cyclic_orders as cyclic_orders
-from .document_orders import shuffled as shuffled
+from .document_orders import shuffle_documents as shuffle_documents
 from .documents import Document as Document
 from .documents import document_prompt as document_prompt
 from .documents import named_documents as named_documents
-from .own_answers import self_answered as self_answered
+from .own_answers import generate_answers as generate_answers
 from .prompt_files import Line as Line

@@ -170,9 +170,9 @@ def _choose_layout(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[
     )
     marks = [[f"{OPENS}{n}{CLOSES}" for n in range(len(layout.pieces))] for layout in layouts]
     chats = [
-        _fill(layout.chat, shown)
+        _fill(layout.chat, piece_texts)
         for layout, *both in zip(layouts, texts, marks, strict=True)
-        for shown in both
+        for piece_texts in both
     ]
     reduced_chats = dict(_without_calls(chats[-2]))
     outcomes = render_chats(template, [*chats, *reduced_chats.values()])
@@ -398,10 +398,10 @@ def _require_json(value: Any, where: str) -> None:
         for entry in value:
             _require_json(entry, where)
         return
-    known = value is None or isinstance(value, str | int)
-    known = known or (isinstance(value, float) and isfinite(value))
+    is_json = value is None or isinstance(value, str | int)
+    is_json = is_json or (isinstance(value, float) and isfinite(value))
     require(
-        known,
+        is_json,
         where,
         got=described(value),
         expected="a value of JSON",

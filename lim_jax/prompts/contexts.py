@@ -69,9 +69,9 @@ class Context(NamedTuple):
         """What tokens show of each named part, by their positions and in order."""
         by_name: dict[str, dict[int, str]] = {}
         for name, positions, texts in self.spans:
-            shown = texts or [self.tokens[position] for position in positions.tolist()]
+            token_texts = texts or [self.tokens[position] for position in positions.tolist()]
             part_texts = by_name.setdefault(name, {})
-            for position, text in zip(positions.tolist(), shown, strict=True):
+            for position, text in zip(positions.tolist(), token_texts, strict=True):
                 part_texts.setdefault(position, text)
         return {name: dict(sorted(part_texts.items())) for name, part_texts in by_name.items()}
 
@@ -89,7 +89,7 @@ class PromptOnly(NamedTuple):
         """The number of tokens of the prompt."""
         return len(self.encoded.ids)
 
-    def answered(
+    def with_answer(
         self, answer: Int[np.ndarray, " answer"], tokenizer: Any = None, loss: LossName = "answer"
     ) -> Context:
         """Return the context with an answer in ids, such as `models.answer` finds."""
@@ -117,7 +117,7 @@ class PromptOnly(NamedTuple):
         return context._replace(id=self.id, chat=self.prompt.marked)
 
 
-def context_of(
+def tokenize_context(
     prompt: RenderedPrompt,
     answer: str = "",
     tokenizer: Any = None,
@@ -165,7 +165,8 @@ def context_of(
 
     Examples
     --------
-    >>> context = context_of(RenderedPrompt("a=1 b=2 a=", ((0, 3, "first"), (4, 7, "second"))), "1")
+    >>> prompt = RenderedPrompt("a=1 b=2 a=", ((0, 3, "first"), (4, 7, "second")))
+    >>> context = tokenize_context(prompt, "1")
     >>> bytes(context.window.tolist()), context.weights.nonzero()[0].tolist()
     (b'a=1 b=2 a=1', [9])
     >>> {span.name: span.positions.tolist() for span in context.spans}
@@ -184,7 +185,7 @@ def context_of(
     return context._replace(chat=prompt.marked)
 
 
-def unanswered(prompt: RenderedPrompt, tokenizer: Any = None, foil: str = "") -> PromptOnly:
+def tokenize_prompt(prompt: RenderedPrompt, tokenizer: Any = None, foil: str = "") -> PromptOnly:
     """Encode a text whose answer the model is to give, without marks of an end after it.
 
     Parameters
@@ -199,7 +200,7 @@ def unanswered(prompt: RenderedPrompt, tokenizer: Any = None, foil: str = "") ->
     Returns
     -------
     PromptOnly
-        The prompt's tokens, whose ``answered(ids)`` is the context with an answer.
+        The prompt's tokens, whose ``with_answer(ids)`` is the context with an answer.
 
     Raises
     ------
@@ -208,7 +209,7 @@ def unanswered(prompt: RenderedPrompt, tokenizer: Any = None, foil: str = "") ->
 
     Examples
     --------
-    >>> context = unanswered(RenderedPrompt("2+2=")).answered(np.array([52]))
+    >>> context = tokenize_prompt(RenderedPrompt("2+2=")).with_answer(np.array([52]))
     >>> context.window.tolist(), context.weights.tolist(), context.tokens
     ([50, 43, 50, 61, 52], [0.0, 0.0, 0.0, 1.0], ('2', '+', '2', '='))
     """
@@ -300,11 +301,11 @@ def _context(
         expected="at least two",
         cure="Pass a longer text: the last token is only a target.",
     )
-    answered = encoded.within(len(prompt.text), end)
+    in_answer = encoded.within(len(prompt.text), end)
     require(
-        not kind.needs_answer or bool(answered.any() and not answered[0]),
+        not kind.needs_answer or bool(in_answer.any() and not in_answer[0]),
         where,
-        got=f"an answer of {answered.sum()} tokens after the prompt {prompt.text[-40:]!r}",
+        got=f"an answer of {in_answer.sum()} tokens after the prompt {prompt.text[-40:]!r}",
         expected="a prompt and an answer of some tokens each",
         cure=(
             "Give the prompt and the answer text of their own, or take the loss next-token, which "
@@ -312,19 +313,19 @@ def _context(
         ),
     )
     spans = _spans(prompt.spans, encoded, end, where, length)
-    return Context(encoded.ids, kind.weights(answered[1:]), encoded.tokens[:length], spans)
+    return Context(encoded.ids, kind.weights(in_answer[1:]), encoded.tokens[:length], spans)
 
 
 def _spans(
     spans: Sequence[tuple[int, int, str]], encoded: EncodedText, most: int, where: str, length: int
 ) -> tuple[Span, ...]:
     """Return each span with those of the first `length` tokens that belong to its characters."""
-    shown = [
+    token_texts = [
         token if last >= 0 else ""
         for token, last in zip(encoded.tokens, encoded.last.tolist(), strict=True)
     ]
-    text = "".join(shown)
-    ends = np.cumsum([len(token) for token in shown])
+    text = "".join(token_texts)
+    ends = np.cumsum([len(token) for token in token_texts])
     named_spans = []
     for span in spans:
         parts: Any = list(span) if isinstance(span, Sequence) else [span]
@@ -340,7 +341,7 @@ def _spans(
         # A part may go on in the answer, of which the last token is a target only.
         stop = min(end, int(ends[length - 1]))
         pieces = cut_text(
-            text, (start, stop), [(shown[at], int(ends[at])) for at in positions.tolist()]
+            text, (start, stop), [(token_texts[at], int(ends[at])) for at in positions.tolist()]
         )
         named_spans.append(Span(in_one_line(name), positions, pieces))
     return tuple(named_spans)
@@ -403,15 +404,17 @@ def _encode(prompt: RenderedPrompt, after: str, tokenizer: Any, where: str) -> E
     ]
     # Some publishers do not call "<User>" special: it is one of control where a template writes it.
     written = {control.id for control in ours if NAMED.fullmatch(control.token.content)}
-    known = {n: token for n, token in added.items() if token.special or n in written}
-    controls = [control for control in controls if control.id in known]
-    ours = [control for control in ours if control.id in known]
+    control_tokens = {n: token for n, token in added.items() if token.special or n in written}
+    controls = [control for control in controls if control.id in control_tokens]
+    ours = [control for control in ours if control.id in control_tokens]
     if len(ours) == len(controls):
         return encoded
     encoded = encode_text(text, _read_as_text(tokenizer, text, ours), marks=marks)
     starts = {control.start for control in ours}
     left = [
-        control for control in _find_controls(text, encoded, known) if control.start not in starts
+        control
+        for control in _find_controls(text, encoded, control_tokens)
+        if control.start not in starts
     ]
     require(
         not left,

@@ -98,7 +98,7 @@ def cyclic_orders(documents: int, orders: int, seed: int | Sequence[int] = 0) ->
     return np.concatenate(squares)[:orders]
 
 
-def shuffled(
+def shuffle_documents(
     line: Line, orders: Orders, tokenizer: Any, loss: LossName, max_length: int
 ) -> ShuffledContexts:
     """Lay out a line's documents in several orders, and return the context of each.
@@ -134,7 +134,7 @@ def shuffled(
     >>> from lim_jax.prompts.documents import Document, named_documents
     >>> documents = named_documents([Document("", "Wrens sing."), Document("", "Rowans grow.")])
     >>> line = Line("here", documents=documents, question="Who sings?", answer=" wrens")
-    >>> orders = shuffled(line, cyclic_orders(2, 2), None, "answer", 80)
+    >>> orders = shuffle_documents(line, cyclic_orders(2, 2), None, "answer", 80)
     >>> sorted("".join(context.tokens)[:11] for context in orders.contexts)
     ['Rowans grow', 'Wrens sing.']
     """

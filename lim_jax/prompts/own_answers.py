@@ -12,7 +12,7 @@ from lim_jax.prompts.chat import turn_ends
 from lim_jax.prompts.contexts import Context, PromptOnly
 
 
-def self_answered(
+def generate_answers(
     prompts: Sequence[Context | PromptOnly],
     model: LanguageModel,
     loss: LossName = "answer",
@@ -28,7 +28,8 @@ def self_answered(
     Parameters
     ----------
     prompts
-        Prompts such as `unanswered` makes; contexts, which have an answer, come back as they are.
+        Prompts such as `tokenize_prompt` makes; contexts, which have an answer, come back as they
+        are.
     model
         The model that answers, with its tokenizer.
     loss
@@ -51,22 +52,22 @@ def self_answered(
 
     Examples
     --------
-    >>> from lim_jax.prompts.contexts import unanswered
+    >>> from lim_jax.prompts.contexts import tokenize_prompt
     >>> from lim_jax.prompts.documents import RenderedPrompt
     >>> from lim_jax.models import byte_model
     >>> model = LanguageModel(byte_model(16, width=4, depth=1, key=jax.random.key(0)))
-    >>> (context,) = self_answered([unanswered(RenderedPrompt("2+2="))], model, tokens=3)
+    >>> (context,) = generate_answers([tokenize_prompt(RenderedPrompt("2+2="))], model, tokens=3)
     >>> context.length, context.weights.nonzero()[0].tolist()
     (6, [3, 4, 5])
     """
 
-    def answered(prompt: PromptOnly) -> Context:
+    def answer_prompt(prompt: PromptOnly) -> Context:
         """Let the model answer a prompt, and return the context of both."""
         prompt_ids = jax.device_put(prompt.encoded.ids)
         end_ids = (*model.end_ids, *ends_of_turns) if prompt.prompt.marked else model.end_ids
         ids = np.asarray(answer(model.network, prompt_ids, tokens, end_ids))
         ends = np.isin(ids, end_ids)
-        return prompt.answered(ids[~ends], model.tokenizer, loss)._replace(cut=not ends.any())
+        return prompt.with_answer(ids[~ends], model.tokenizer, loss)._replace(cut=not ends.any())
 
     require_kind(model, LanguageModel, "model", "Take it from models.LanguageModel.open.")
     prompts = list(prompts)
@@ -76,13 +77,13 @@ def self_answered(
             "prompts",
             got=described(prompt),
             expected="contexts, or prompts without an answer",
-            cure="Take them from unanswered.",
+            cure="Make them by tokenize_prompt.",
         )
     in_chats = any(isinstance(prompt, PromptOnly) and prompt.prompt.marked for prompt in prompts)
     template = model.chat_template if in_chats else None
     ends_of_turns = () if template is None else turn_ends(template, model.tokenizer)
     loss_kind(loss)  # an unknown name is refused before the first answer
     return [
-        answered(prompt) if isinstance(prompt, PromptOnly) else prompt
+        answer_prompt(prompt) if isinstance(prompt, PromptOnly) else prompt
         for prompt in progress(prompts)
     ]

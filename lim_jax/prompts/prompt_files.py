@@ -19,10 +19,10 @@ from lim_jax.prompts.chat import Message, chat_prompt, content_text, require_mes
 from lim_jax.prompts.contexts import (
     Context,
     PromptOnly,
-    context_of,
     positions_by_name,
     require_foil_read,
-    unanswered,
+    tokenize_context,
+    tokenize_prompt,
 )
 from lim_jax.prompts.documents import (
     ANSWER,
@@ -201,9 +201,9 @@ def context_of_line(
         context = None
         if loss_kind(loss).needs_answer and line.answer is None and line.asks and prompt.text:
             require_foil_read(line.foil, loss_kind(loss), "foil")
-            context = unanswered(prompt, tokenizer, line.foil)
+            context = tokenize_prompt(prompt, tokenizer, line.foil)
     if context is None:
-        context = context_of(
+        context = tokenize_context(
             prompt, line.answer or "", tokenizer, loss=loss, foil=line.foil, where=line.where
         )
     shorter = "give fewer or shorter documents" if line.documents else "shorten the text"
@@ -320,22 +320,22 @@ def _line(entry: Any, where: str, foil: str) -> Line:
     """Return the line that an entry of a file describes; raise ValueError if it describes none."""
     keys = set(entry) if isinstance(entry, dict) else set()
     kinds = [kind for kind in KINDS if keys >= set(kind)]
-    shown = (", ".join(f'"{name}": ...' for name in (*kind, *KINDS[kind][:1])) for kind in KINDS)
+    forms = (", ".join(f'"{name}": ...' for name in (*kind, *KINDS[kind][:1])) for kind in KINDS)
     require(
         len(kinds) == 1,
         where,
         got=_shown(entry),
-        expected="one of " + " or ".join(f"{{{kind}}}" for kind in shown),
+        expected="one of " + " or ".join(f"{{{kind}}}" for kind in forms),
         cure=CURE,
     )
     (kind,) = kinds
-    known = (*kind, *KINDS[kind], "id")
-    others = ", ".join(f'"{key}"' for key in entry if key not in known)
+    names = (*kind, *KINDS[kind], "id")
+    others = ", ".join(f'"{key}"' for key in entry if key not in names)
     require(
         not others,
         where,
         got=f"the entry {others}",
-        expected=f"some of {', '.join(known)}",
+        expected=f"some of {', '.join(names)}",
         cure="Leave it out, or spell it as one of these: what is not read is refused.",
     )
     for name in keys & set(TEXTS):

@@ -190,12 +190,12 @@ def _facts(
     lengths = sorted({len(account.energy) for account in accounts})
     count = int(influence.count) if measured is None else measured
     depth = accounts[0].depth
-    shown = len(accounts)
+    size = len(accounts)
     delta = float(influence.regions.delta)
     boundary = percent(delta)
     return {
         **about,
-        "contexts shown": f"first {shown} of {count} measured" if shown < count else f"all {shown}",
+        "contexts shown": f"first {size} of {count} measured" if size < count else f"all {size}",
         "their tokens": "–".join(map(str, dict.fromkeys((lengths[0], lengths[-1])))),
         "left and right": f"the first {boundary} and the last {boundary}",
         **({"measured at": f"the states after layer {depth}"} if depth else {}),
@@ -329,5 +329,5 @@ def _isolated(sentence: str) -> Any:
     """Return a sentence whose quotations run each in its own direction of writing."""
     parts = re.split("(?<=“)([^“”]*)(?=”)", sentence)
     quoted = markupsafe.Markup("<bdi>{}</bdi>")
-    shown = [quoted.format(part) if at % 2 else part for at, part in enumerate(parts)]
-    return markupsafe.Markup("").join(shown)
+    pieces = [quoted.format(part) if at % 2 else part for at, part in enumerate(parts)]
+    return markupsafe.Markup("").join(pieces)

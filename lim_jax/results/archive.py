@@ -133,7 +133,7 @@ def _as_json(value: Any, place: str, arrays: Arrays) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"float": str(float(value))}
     if isinstance(value, ARRAYS):
-        return put_array(known(value), place or "array", arrays)
+        return put_array(to_numpy(value), place or "array", arrays)
     if isinstance(value, Fraction):
         return {"fraction": str(value)}
     if isinstance(value, Mapping):
@@ -214,7 +214,7 @@ def _field_names(kind: type) -> tuple[str, ...]:
     return getattr(kind, "_fields", None) or tuple(field.name for field in fields(kind))
 
 
-def known(array: Any) -> np.ndarray:
+def to_numpy(array: Any) -> np.ndarray:
     """Return an array as NumPy's; raise ValueError for a traced one."""
     require_known(array, "result")
     return np.asarray(array)

@@ -9,7 +9,7 @@ import numpy as np
 
 from lim_jax._checks import require, require_extra, require_several, require_text
 from lim_jax.grid.measure import Grid, require_grid
-from lim_jax.results.archive import known
+from lim_jax.results.archive import to_numpy
 from lim_jax.results.descriptions import describe
 
 xarray: Any = lazy_loader.load("xarray")  # of the extra; the rest does without
@@ -155,7 +155,7 @@ def _label_array(
     name: str, axes: str, values: Any, units: str
 ) -> tuple[list[str], np.ndarray, dict]:
     """Return an array with its axes and its unit; raise ValueError unless all axes are named."""
-    array = known(values)
+    array = to_numpy(values)
     names = axes.split()
     got = f"{array.ndim} axes"
     expected = f"{len(names)}: {', '.join(names)}"
@@ -180,7 +180,7 @@ def _positions(
         return {}
     columns = {"token": np.arange(size)}
     if grid is not None:
-        columns |= {"position": known(grid.nodes), "weight": known(grid.weights)}
+        columns |= {"position": to_numpy(grid.nodes), "weight": to_numpy(grid.weights)}
     if tokens is not None:
         columns["text"] = np.array(list(tokens), str)
     return {name: ("position", values) for name, values in columns.items()}

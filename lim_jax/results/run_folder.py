@@ -41,7 +41,7 @@ def run_folder(
     record = _record(command, arguments)
     earlier = _files_of_record(_kept_record(out))
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
-    known = out / RECORD
+    record_file = out / RECORD
     try:
         out.mkdir(parents=True, exist_ok=True)
         if overwrite:
@@ -49,7 +49,7 @@ def run_folder(
         else:
             _require_same(out, record)
         before = _stamps(out)
-        _write_record(known, _unfinished_record(record, earlier))
+        _write_record(record_file, _unfinished_record(record, earlier))
     except OSError as error:
         raise Refusal(
             f"out: got {out}, which cannot be written to ({error.strerror}), expected a folder, "
@@ -59,10 +59,12 @@ def run_folder(
         with redirect_stdout(_Echo(sys.stdout)) as echo:
             yield out
     except BaseException:
-        if list(out.iterdir()) == [known]:
-            known.unlink()
+        if list(out.iterdir()) == [record_file]:
+            record_file.unlink()
         else:
-            _write_record(known, _unfinished_record(record, earlier | _changed_files(out, before)))
+            _write_record(
+                record_file, _unfinished_record(record, earlier | _changed_files(out, before))
+            )
         for folder in made:
             if not any(folder.iterdir()):
                 folder.rmdir()
@@ -71,7 +73,7 @@ def run_folder(
     for name in earlier - files if overwrite else ():
         (out / name).unlink(missing_ok=True)
     printed = {WRITTEN: sorted(files), "printed": echo.getvalue()}
-    _write_record(known, {**record, FINISHED: printed})
+    _write_record(record_file, {**record, FINISHED: printed})
     shutil.rmtree(out / UNFINISHED, ignore_errors=True)
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from lim_jax._checks import described, require, require_floats, require_kind, require_several
 from lim_jax._text_tables import text_table
 from lim_jax.probes import Estimate
-from lim_jax.results.archive import known
+from lim_jax.results.archive import to_numpy
 from lim_jax.results.context_energies import error_words, points_in_words
 
 Pair = tuple[np.ndarray, np.ndarray]  # values and their errors
@@ -92,8 +92,8 @@ def two_way_shares(
     require_floats(
         shares, "shares", "contexts orders places", cure="Pass shares[None] for one context."
     )
-    shares = known(shares).astype(float)
-    documents = known(documents)
+    shares = to_numpy(shares).astype(float)
+    documents = to_numpy(documents)
     _require_orders(shares, documents)
     contexts, orders, places = shares.shape
     fits = [_fit_effects(*context) for context in zip(shares, documents, strict=True)]

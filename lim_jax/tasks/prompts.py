@@ -213,9 +213,9 @@ def encode(prompt: Prompt, tokenizer: Any = None) -> Example:
     _require_records(prompt)
     text = prompt.text + prompt.answer
     encoded = encode_text(text, tokenizer)
-    answered = encoded.within(len(prompt.text), len(text))
+    in_answer = encoded.within(len(prompt.text), len(text))
     require(
-        bool(answered.any() and not answered[0]),
+        bool(in_answer.any() and not in_answer[0]),
         "prompt",
         got=f"the answer {prompt.answer!r} after the text {prompt.text[-40:]!r}",
         expected="a text and an answer of some tokens each",
@@ -224,7 +224,7 @@ def encode(prompt: Prompt, tokenizer: Any = None) -> Example:
             "last visible character is."
         ),
     )
-    weights = (answered[1:] / answered[1:].sum()).astype(np.float32)
+    weights = (in_answer[1:] / in_answer[1:].sum()).astype(np.float32)
     records = np.full(len(encoded.ids) - 1, -1, np.int32)
     for number, (start, end) in enumerate(prompt.spans):
         records[encoded.within(start, end)[:-1]] = number

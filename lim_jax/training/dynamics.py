@@ -397,7 +397,7 @@ def gradient_flow(
     about = None
     if checkpoint is not None:
         about = (run, digest((flow, batch, grid), named=run != ""))
-    _, (stored, *records) = resumable(
+    _, (stored_times, *records) = resumable(
         step,
         (arrays, saved[0]),
         len(saved),
@@ -405,17 +405,17 @@ def gradient_flow(
         checkpoint=checkpoint,
         progress=progress,
     )
-    _require_same_times(stored, saved)
+    _require_same_times(stored_times, saved)
     return TrainingPath(grid, saved, *records)
 
 
-def _require_same_times(stored: Array, times: Array) -> None:
+def _require_same_times(stored_times: Array, times: Array) -> None:
     """Raise ValueError unless the times are those that the checkpoint has stored."""
     require(
-        np.array_equal(stored, times),
+        np.array_equal(stored_times, times),
         "times",
         got=f"{np.asarray(times).tolist()}",
-        expected=f"{np.asarray(stored).tolist()}, those of the checkpoint",
+        expected=f"{np.asarray(stored_times).tolist()}, those of the checkpoint",
         cure="Give these, and more after them, or name another checkpoint.",
     )
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Int, PyTree
 
 from lim_jax._checks import ARRAYS, AnyPath, as_int, require, require_callable, require_known
 from lim_jax._digest import digest
-from lim_jax._partial_runs import RUN, Run, checkpoint_file, store, stored
+from lim_jax._partial_runs import RUN, Run, checkpoint_file, restore, store
 
 State = TypeVar("State")
 Progress = Callable[[range], Iterable[int]]
@@ -134,7 +134,7 @@ def _load(
     checkpoint: Path, run: Run, state: State, record: PyTree, steps: int
 ) -> tuple[int, State, PyTree]:
     """Read a checkpoint's steps, state and records; raise ValueError unless they fit the run."""
-    about, leaves = stored(checkpoint, run)
+    about, leaves = restore(checkpoint, run)
     done = about["steps"]
     require(
         done <= steps,
@@ -155,8 +155,8 @@ def _shape(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
     return np.shape(leaf), jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype)
 
 
-def _convert_like(stored: np.ndarray, leaf: Any) -> Any:
+def _convert_like(array: np.ndarray, leaf: Any) -> Any:
     """Return a stored array as the run's own leaf is: of JAX, of NumPy or a plain number."""
     if isinstance(leaf, ARRAYS):
-        return jax.device_put(stored) if isinstance(leaf, jax.Array) else stored
-    return type(leaf)(stored)
+        return jax.device_put(array) if isinstance(leaf, jax.Array) else array
+    return type(leaf)(array)

@@ -55,7 +55,7 @@ def linearised(field, x, covector, grid, norms):
         return jnp.einsum("iab,ijbc->ijac", slopes, blocks)
 
     heads = attention.output.shape[0]
-    found = {
+    derivatives = {
         "kernel": formed_blocks(attention, x, grid),
         "local": tangent.local_blocks(field, x, grid),
         "heads": stages.pull_back_heads(attention, x, covector, grid),
@@ -64,7 +64,7 @@ def linearised(field, x, covector, grid, norms):
         "whole": jacobian_blocks(lambda x: field(x, x, grid), x),
         "heads": jax.lax.map(alone, attention.output[None] * np.eye(heads)[..., None, None]),
     }
-    return found, dense
+    return derivatives, dense
 
 
 def density_weights(grid):
@@ -89,21 +89,21 @@ def test_every_architecture_has_the_kernel_of_its_jacobian(name):
     x = random_states(2, LENGTH, WIDTH)
     covector = np.asarray(random_states(5, LENGTH, WIDTH))
     of = linearised(field, x, covector, grid, NORMS[name])
-    found, dense = jax.tree.map(np.asarray, of)
+    derivatives, dense = jax.tree.map(np.asarray, of)
     blocks = dense["heads"].sum(axis=0)
-    np.testing.assert_allclose(found["kernel"], blocks, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(derivatives["kernel"], blocks, rtol=0, atol=1e-12)
     whole = blocks.copy()
-    whole[np.diag_indices(LENGTH)] += found["local"]
+    whole[np.diag_indices(LENGTH)] += derivatives["local"]
     np.testing.assert_allclose(whole, dense["whole"], rtol=0, atol=1e-12)
-    for head, own in zip(found["heads"], dense["heads"], strict=True):
-        matrix = own.transpose(0, 2, 1, 3).reshape(LENGTH * WIDTH, -1)
+    for head, dense_head in zip(derivatives["heads"], dense["heads"], strict=True):
+        matrix = dense_head.transpose(0, 2, 1, 3).reshape(LENGTH * WIDTH, -1)
         pulled = transposed(matrix, grid) @ covector.ravel()
         np.testing.assert_allclose(head.ravel(), pulled, rtol=1e-12, atol=1e-12)
     for norm in NORMS[name]:
         order = {"operator": 2, "frobenius": "fro"}[norm]
         sizes = np.linalg.norm(blocks, ord=order, axis=(2, 3))
         expected = (density_weights(grid) * sizes**2).sum(axis=0)
-        np.testing.assert_allclose(found[norm], expected, rtol=1e-12)
+        np.testing.assert_allclose(derivatives[norm], expected, rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -117,11 +117,11 @@ def test_the_ledger_sums_to_the_gradient(name, step):
 
     @jax.jit
     def ledger_and_gradient(flow, x):
-        found = lim.adjoint.channels(flow, terminal_loss, (x, None), grid)
-        sites = attention_sites(flow, found.states, found.covectors, grid)
+        ledger = lim.adjoint.channels(flow, terminal_loss, (x, None), grid)
+        sites = attention_sites(flow, ledger.states, ledger.covectors, grid)
         gradient = jax.grad(lambda x: terminal_loss(flow(x, grid)))(x)
         heads = lim.adjoint.cone_by_head(sites, grid)
-        return found.vectors, heads, gradient / grid.weights[:, None]
+        return ledger.vectors, heads, gradient / grid.weights[:, None]
 
     vectors, heads, expected = map(
         np.asarray, ledger_and_gradient(flow, random_states(2, LENGTH, WIDTH))

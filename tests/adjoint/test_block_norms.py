@@ -56,15 +56,15 @@ SPECTRA = {
 @pytest.mark.parametrize("name", SPECTRA)
 def test_operator_norms_of_hard_spectra(name):
     matrix = with_singular_values(SPECTRA[name])
-    found = operator_norms(matrix_as_blocks(matrix))
-    np.testing.assert_allclose(found, SPECTRA[name].max() ** 2, rtol=1e-8)
+    norms = operator_norms(matrix_as_blocks(matrix))
+    np.testing.assert_allclose(norms, SPECTRA[name].max() ** 2, rtol=1e-8)
 
 
 def test_small_blocks_do_not_underflow_in_float32():
     """Residuals of such a block, squared, are below the least float32."""
     matrix = 1e-12 * with_singular_values(np.linspace(1.0, 0.1, WIDTH))
-    found = operator_norms(in_single(matrix_as_blocks(matrix)))
-    np.testing.assert_allclose(found, 1e-24, rtol=1e-5)
+    norms = operator_norms(in_single(matrix_as_blocks(matrix)))
+    np.testing.assert_allclose(norms, 1e-24, rtol=1e-5)
 
 
 def test_directions_are_conjugate():
@@ -75,8 +75,8 @@ def test_directions_are_conjugate():
 
 def test_a_block_of_zeros_has_norm_and_slope_zero():
     blocks = matrix_as_blocks(np.zeros((WIDTH, WIDTH)))
-    found, slope = jax.jit(lambda b: jax.jvp(operator_norms, (b,), (b,)))(blocks)
-    assert found.tolist() == slope.tolist() == [0.0, 0.0, 0.0]
+    norms, slope = jax.jit(lambda b: jax.jvp(operator_norms, (b,), (b,)))(blocks)
+    assert norms.tolist() == slope.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_pulling_back_from_the_heads_is_the_transpose_of_pushing_to_them():
@@ -135,9 +135,9 @@ def test_more_rows_than_a_tile():
             return jax.lax.map(of_column, (columns, weights))  # noqa: B023
 
         states = random_states(1, length, 6)
-        found, blocks = map(np.asarray, masses_and_blocks(gated, states, weights))
+        masses, blocks = map(np.asarray, masses_and_blocks(gated, states, weights))
         squares = np.linalg.norm(blocks, ord=2, axis=(2, 3)) ** 2
-        np.testing.assert_allclose(found, (weights * squares).sum(axis=1), rtol=1e-11)
+        np.testing.assert_allclose(masses, (weights * squares).sum(axis=1), rtol=1e-11)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_frobenius_norms_of_every_block(grid):
         blocks = jax.vmap(factors.column, out_axes=1)(jnp.arange(grid.size))
         return block_norms.squared_frobenius_norms(factors), blocks
 
-    found, blocks = norms_and_blocks(attention(), random_states(1, grid.size, 6))
+    norms, blocks = norms_and_blocks(attention(), random_states(1, grid.size, 6))
     expected = (np.asarray(blocks) ** 2).sum(axis=(2, 3))
-    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(norms, expected, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -162,10 +162,10 @@ def test_float32_is_exact_to_its_rounding():
     grid = lim.token_grid(LENGTH, jnp.float32)
     single, x = in_single((attention(), random_states()))
     for norm in ("operator", "frobenius"):
-        found = lim.adjoint.cone_mass(single, x, grid, norm)
+        mass = lim.adjoint.cone_mass(single, x, grid, norm)
         expected = lim.adjoint.cone_mass(attention(), random_states(), lim.token_grid(LENGTH), norm)
-        assert found.dtype == jnp.float32
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        assert mass.dtype == jnp.float32
+        np.testing.assert_allclose(mass, expected, rtol=1e-5)
 
 
 def test_the_operator_norm_refuses_a_second_derivative():
@@ -184,16 +184,16 @@ def test_the_frobenius_norm_differentiates_twice():
     grid = lim.token_grid(4)
     x = random_states(1, 4, 6)
     direction = random_states(2, 4, 6)
-    own = attention()
+    layer = attention()
 
     def total(x):
-        return jnp.sum(lim.adjoint.cone_mass(own, x, grid, "frobenius"))
+        return jnp.sum(lim.adjoint.cone_mass(layer, x, grid, "frobenius"))
 
     @jax.jit
     def derivatives(x):
         """The value and its slope, and the slope of both."""
         return jax.jvp(lambda x: jax.jvp(total, (x,), (direction,)), (x,), (direction,))
 
-    _, found = derivatives(x)
+    _, second = derivatives(x)
     expected = difference_by_calls(lambda x: derivatives(x)[0], x, direction)
-    np.testing.assert_allclose(found, expected, rtol=1e-7)
+    np.testing.assert_allclose(second, expected, rtol=1e-7)

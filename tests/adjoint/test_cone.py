@@ -47,11 +47,11 @@ def future_weights(grid):
     """Of the integral from p_j to 1 over the kernel's Jacobian blocks squared, by loops."""
     weights = np.asarray(grid.weights)
     prefix = prefix_weights(grid)
-    found = np.zeros((LENGTH, LENGTH))
+    future = np.zeros((LENGTH, LENGTH))
     for j in range(LENGTH):
         for i in range(j, LENGTH):
-            found[i, j] = weights[i] * prefix[i, j] / weights[j] / prefix[i, j] ** 2
-    return found
+            future[i, j] = weights[i] * prefix[i, j] / weights[j] / prefix[i, j] ** 2
+    return future
 
 
 @pytest.mark.parametrize("norm", ["operator", "frobenius"])
@@ -61,9 +61,9 @@ def test_cone_mass_on_unequal_cells_integrates_the_density_of_the_blocks(norm):
     x = random_states()
     blocks = np.asarray(kernel_blocks(attention(), x, grid))
     sizes = np.linalg.norm(blocks, ord=2 if norm == "operator" else "fro", axis=(2, 3))
-    found = lim.adjoint.cone_mass(attention(), x, grid, norm)
+    mass = lim.adjoint.cone_mass(attention(), x, grid, norm)
     expected = (future_weights(grid) * sizes**2).sum(axis=0)
-    np.testing.assert_allclose(found, expected, rtol=1e-11)
+    np.testing.assert_allclose(mass, expected, rtol=1e-11)
 
 
 def test_cone_mass_on_tokens_is_the_papers_sum():
@@ -74,8 +74,8 @@ def test_cone_mass_on_tokens_is_the_papers_sum():
     blocks = np.asarray(kernel_blocks(attention(), x, grid)) * LENGTH
     sizes = np.linalg.norm(blocks, ord=2, axis=(2, 3))
     expected = np.tril(sizes**2).sum(axis=0) / LENGTH
-    found = lim.adjoint.cone_mass(attention(), x, grid)
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    mass = lim.adjoint.cone_mass(attention(), x, grid)
+    np.testing.assert_allclose(mass, expected, rtol=1e-12)
 
 
 def test_cone_mass_of_averaging_is_known():
@@ -85,11 +85,11 @@ def test_cone_mass_of_averaging_is_known():
     averaging = lim.CausalAttention(lambda z: z, zero, zero, one, one)
     grid = lim.gauss_grid(20, panels=8)
     x = jax.device_put(np.ones((grid.size, 1)))
-    found = np.asarray(lim.adjoint.cone_mass(averaging, x, grid))
+    mass = np.asarray(lim.adjoint.cone_mass(averaging, x, grid))
     nodes = np.asarray(grid.nodes)
     inside = nodes > 2.0**-7
     expected = 1 / nodes - 1
-    np.testing.assert_allclose(found[inside], expected[inside], rtol=1e-11, atol=1e-11)
+    np.testing.assert_allclose(mass[inside], expected[inside], rtol=1e-11, atol=1e-11)
 
 
 def test_the_literal_estimator_is_the_papers_sum():
@@ -98,9 +98,9 @@ def test_the_literal_estimator_is_the_papers_sum():
     x = random_states()
     grid = lim.graded_grid(LENGTH)
     sizes = np.linalg.norm(kernel_blocks(attention(), x, grid), ord=2, axis=(2, 3))
-    found = lim.adjoint.cone_mass(attention(), x, grid, normalisation="finite")
+    mass = lim.adjoint.cone_mass(attention(), x, grid, normalisation="finite")
     expected = np.asarray(grid.weights) @ np.tril(sizes**2)
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(mass, expected, rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -118,9 +118,9 @@ def test_the_operator_norm_differentiates_once():
         (gradient,) = jax.linear_transpose(slope, x)(jnp.ones(()))
         return total(x), slope(direction), jnp.vdot(gradient, direction)
 
-    own = attention()
-    _, forward, reverse = slopes(own, x, direction)
-    expected = difference_by_calls(lambda x: slopes(own, x, direction)[0], x, direction)
+    layer = attention()
+    _, forward, reverse = slopes(layer, x, direction)
+    expected = difference_by_calls(lambda x: slopes(layer, x, direction)[0], x, direction)
     np.testing.assert_allclose(forward, expected, rtol=1e-7)
     np.testing.assert_allclose(reverse, expected, rtol=1e-7)
 
@@ -173,10 +173,10 @@ def test_a_field_of_ones_own_has_the_mass_of_its_blocks(grid_name, normalisation
     """By the closed form of the same attention, which never forms a block."""
     grid = GRIDS[grid_name](LENGTH)
     x = random_states()
-    own = plain_attention()
+    layer = plain_attention()
 
     def field(x, context, grid):
-        return own(x, context, grid) + jnp.tanh(x)
+        return layer(x, context, grid) + jnp.tanh(x)
 
     full = jax.device_put(np.sqrt(WIDTH) * np.eye(WIDTH))
 
@@ -187,7 +187,7 @@ def test_a_field_of_ones_own_has_the_mass_of_its_blocks(grid_name, normalisation
                 lim.adjoint.cone_mass(field, x, grid, norm, normalisation),
                 *lim.adjoint.probed_cone_mass(field, x, grid, full, normalisation),
             )
-            for field in (field, own)  # noqa: F402
+            for field in (field, layer)  # noqa: F402
         ]
 
     for one, other in zip(*masses(x), strict=True):
@@ -200,16 +200,18 @@ def test_its_mass_differentiates_once(norm):
     """Where blocks are zero too: before each position."""
     grid = lim.token_grid(LENGTH)
     x = random_states()
-    own = plain_attention()
+    layer = plain_attention()
     falling = falling_profile(grid.nodes)
 
     def slope(field):
         return jax.grad(lambda x: falling @ lim.adjoint.cone_mass(field, x, grid, norm))(x)
 
-    found, expected = jax.jit(
-        lambda: (slope(lambda x, context, grid: own(x, context, grid)), slope(own))
+    slope_of_field, expected = jax.jit(
+        lambda: (slope(lambda x, context, grid: layer(x, context, grid)), slope(layer))
     )()
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9 * np.abs(found).max())
+    np.testing.assert_allclose(
+        slope_of_field, expected, rtol=0, atol=1e-9 * np.abs(slope_of_field).max()
+    )
 
 
 def test_a_field_that_looks_ahead_has_no_cone():
@@ -233,9 +235,9 @@ def test_orthogonal_probes_are_exact(normalisation):
     grid = lim.graded_grid(LENGTH)
     x = random_states()
     drawn = orthogonal_probes()
-    found = lim.adjoint.probed_cone_mass(plain_attention(), x, grid, drawn, normalisation)
+    mass = lim.adjoint.probed_cone_mass(plain_attention(), x, grid, drawn, normalisation)
     exact = lim.adjoint.cone_mass(plain_attention(), x, grid, "frobenius", normalisation)
-    np.testing.assert_allclose(found.value, exact, rtol=1e-12)
+    np.testing.assert_allclose(mass.value, exact, rtol=1e-12)
 
 
 @pytest.mark.parametrize("draw", [probes.gaussian_probes, probes.rademacher_probes])
@@ -267,8 +269,8 @@ def joint_cone_and_blocks(flow, x, grid):
     """The joint cone of a batch, and the dense blocks and covectors of which it is made."""
 
     def sites_of(x):
-        found = lim.adjoint_trajectory(flow, sine_sum, (x, None), grid)
-        return attention_sites(flow, found.states, found.covectors, grid)
+        trajectory = lim.adjoint_trajectory(flow, sine_sum, (x, None), grid)
+        return attention_sites(flow, trajectory.states, trajectory.covectors, grid)
 
     def blocks_of(site):
         return kernel_blocks(site.attention, site.states, grid)
@@ -285,7 +287,7 @@ def test_the_joint_cone_is_the_loop_over_all_pairs():
     grid = lim.graded_grid(4)
     flow = random_flow(depth=2, step=lim.split, horizon=1.5)
     states = random_states(1, 2, length, WIDTH)
-    found, *of = jax.tree.map(np.asarray, joint_cone_and_blocks(flow, states, grid))
+    joint, *of = jax.tree.map(np.asarray, joint_cone_and_blocks(flow, states, grid))
     blocks, covectors, prefix = of
     weights = np.asarray(grid.weights)
     parts = np.zeros((2, 2, length, length, WIDTH))  # example, depth, p, q
@@ -300,11 +302,11 @@ def test_the_joint_cone_is_the_loop_over_all_pairs():
         future = weights * prefix[:, j] / weights[j]
         seen = parts[:, :, j:, j]
         gamma = np.einsum("ntpd,nurd->tupr", seen, seen) / 2
-        np.testing.assert_allclose(found.lowest[j], gamma.min(), rtol=1e-9)
-        np.testing.assert_allclose(found.largest[j], np.abs(gamma).max(), rtol=1e-10)
+        np.testing.assert_allclose(joint.lowest[j], gamma.min(), rtol=1e-9)
+        np.testing.assert_allclose(joint.largest[j], np.abs(gamma).max(), rtol=1e-10)
         total = 0.75**2 * np.einsum("p,tupr,r->", future[j:], gamma, future[j:])
-        np.testing.assert_allclose(found.energy[j], total, rtol=1e-9)
-        np.testing.assert_allclose(found.future[j], future.sum(), rtol=1e-14)
+        np.testing.assert_allclose(joint.energy[j], total, rtol=1e-9)
+        np.testing.assert_allclose(joint.future[j], future.sum(), rtol=1e-14)
 
 
 def test_the_joint_cone_sums_to_the_energy_of_the_channel():

@@ -50,8 +50,10 @@ def first_feature(x, y):
 
 @eqx.filter_jit
 def cone_of(flow, states, terminal_loss):
-    found = ledger(flow, states, terminal_loss)
-    sites = jax.vmap(lambda s, p: attention_sites(flow, s, p, GRID))(found.states, found.covectors)
+    by_channel = ledger(flow, states, terminal_loss)
+    sites = jax.vmap(lambda s, p: attention_sites(flow, s, p, GRID))(
+        by_channel.states, by_channel.covectors
+    )
     return lim.adjoint.joint_cone(sites, GRID)
 
 
@@ -84,17 +86,17 @@ def test_the_cones_bounds_by_hand():
     cone = JointCone(
         *map(jnp.array, ([3.0, 2, 9, 9], [9, 9, 4, 5.0], [9.0] * 4, [4.0, 3, 2, 1], 2.0))
     )
-    found = criteria.cone_bounds(cone, regions)
+    bounds = criteria.cone_bounds(cone, regions)
     # By hand: edges 0, 1/64, 1/8, 27/64, 1; 0.3 lies in the third cell and 0.7 in the fourth.
     weights = np.asarray(grid.weights)
     width = 27 / 64 - 1 / 8
     left = np.array([1, 1, (0.3 - 1 / 8) / width, 0]) * weights
     middle = np.array([0, 0, (27 / 64 - 0.3) / width, (0.7 - 27 / 64) / (37 / 64)]) * weights
     squares = np.array([16.0, 9, 4, 1])
-    np.testing.assert_allclose(found.left_bound, 2 * 4 * (left @ squares) / left.sum())
-    np.testing.assert_allclose(found.middle_bound, 5 * 4 * (middle @ squares) / middle.sum())
-    (one,) = criteria.primacy_noncancellation(cone, regions).inequalities
-    assert (one.greater, one.lesser) == (found.left_bound, found.middle_bound)
+    np.testing.assert_allclose(bounds.left_bound, 2 * 4 * (left @ squares) / left.sum())
+    np.testing.assert_allclose(bounds.middle_bound, 5 * 4 * (middle @ squares) / middle.sum())
+    (inequality,) = criteria.primacy_noncancellation(cone, regions).inequalities
+    assert (inequality.greater, inequality.lesser) == (bounds.left_bound, bounds.middle_bound)
 
 
 @pytest.mark.slow
@@ -187,17 +189,17 @@ def test_layers_move_regional_energies_within_their_bound():
     for scale in (0.05, 0.5):
         terminal, initial, bounds = survival(scale, last_token(LENGTH))
         for c in (bounds.product, bounds.exponential):
-            found = jax.tree.map(
+            stability = jax.tree.map(
                 np.asarray, criteria.energy_stability(terminal, initial, c, REGIONS)
             )
-            change = np.abs(found.initial - found.terminal)
-            assert (change <= found.bound).all()
-            changes.append(change.max() / found.bound.min())
+            change = np.abs(stability.initial - stability.terminal)
+            assert (change <= stability.bound).all()
+            changes.append(change.max() / stability.bound.min())
         # By hand, the sizes of the regions 0.2, 0.6 and 0.2.
         squares = (np.asarray(terminal) ** 2).sum(axis=(1, 2)) / LENGTH
         c = np.asarray(bounds.exponential)
         expected = ((2 * c + c**2) * squares).mean() / np.array([0.2, 0.6, 0.2])
-        np.testing.assert_allclose(found.bound, expected, rtol=1e-12)
+        np.testing.assert_allclose(stability.bound, expected, rtol=1e-12)
     assert max(changes) > 0.01
 
 
@@ -238,11 +240,11 @@ def test_recencys_sides_and_conclusion_by_hand():
     terminal = jax.device_put(levels)
     initial = jax.device_put(levels[:, ::-1] ** -1)
     certificate = criteria.recency_survival(terminal, initial, jnp.array([0.1]), REGIONS)
-    (one,) = certificate.inequalities
+    (inequality,) = certificate.inequalities
     (measured,) = certificate.measured
     mean = (levels**2).mean()
-    np.testing.assert_allclose(one.greater, 9 - 1)
-    np.testing.assert_allclose(one.lesser, (1 / 0.2 + 1 / 0.6) * 0.21 * mean)
+    np.testing.assert_allclose(inequality.greater, 9 - 1)
+    np.testing.assert_allclose(inequality.lesser, (1 / 0.2 + 1 / 0.6) * 0.21 * mean)
     np.testing.assert_allclose((measured.greater, measured.lesser), (1 / 4, 1))
     assert not certificate.concluded
     unbounded = criteria.recency_survival(terminal, initial, jnp.array([jnp.inf]), REGIONS)
@@ -441,9 +443,11 @@ def test_the_ceiling_of_recency_is_the_papers():
         c = jnp.asarray(np.expm1([size]))
         certificate = criteria.recency_survival(spike, spike, c, REGIONS)
         assert bool(certificate.vacuous) is bool(certificate.decisive) is vacuous
-        (one,) = certificate.inequalities
+        (inequality,) = certificate.inequalities
         expected = (1 / 0.2 + 1 / 0.6) * np.expm1(2 * size) / LENGTH
-        np.testing.assert_allclose((one.greater, one.lesser), (1 / 0.2 / LENGTH, expected))
+        np.testing.assert_allclose(
+            (inequality.greater, inequality.lesser), (1 / 0.2 / LENGTH, expected)
+        )
         # All of P_T on the right: the inequality itself changes sides at the ceiling.
         assert certificate.holds is not vacuous
 
@@ -464,10 +468,10 @@ def test_a_vacuous_recency_says_from_which_depth_it_could_decide(later, says):
     spikes = np.broadcast_to(np.eye(LENGTH)[None, :, -1:], (len(later), LENGTH, 1))
     spikes = jax.device_put(spikes)
     all_later = jax.device_put(later)
-    found = criteria.recency_survival(spikes, spikes, all_later, REGIONS)
+    certificate = criteria.recency_survival(spikes, spikes, all_later, REGIONS)
     first = criteria.recency_survival(spikes, spikes, all_later[:, 0], REGIONS)
-    assert found.vacuous and found.decisive.startswith(says)
-    assert found.inequalities == first.inequalities and found.vacuous == first.vacuous
+    assert certificate.vacuous and certificate.decisive.startswith(says)
+    assert certificate.inequalities == first.inequalities and certificate.vacuous == first.vacuous
 
 
 def covectors_of(weights, energies):
@@ -489,8 +493,10 @@ def test_right_biased_queries():
     assert holds.holds and holds.concluded
     # Even queries: the least residual of tokens 17 to 20 against the largest of 5 to 16.
     rising = queried(teacher_forcing(LENGTH), energies)
-    (one,) = rising.inequalities
-    np.testing.assert_allclose((one.greater, one.lesser), (energies[16], energies[15]))
+    (inequality,) = rising.inequalities
+    np.testing.assert_allclose(
+        (inequality.greater, inequality.lesser), (energies[16], energies[15])
+    )
     assert rising.holds and rising.concluded
     first = jnp.asarray(np.eye(LENGTH)[0])
     assert "no query asks" in queried(first, energies).vacuous

@@ -24,8 +24,8 @@ REGIONS = lim.boundary_regions(GRID, 0.2)
 
 def products(*energies, cross=0.0):
     """Regions with given channel energies (residual, cone, local), one example."""
-    found = [np.diag(row) + cross * (1 - np.eye(3)) for row in energies]
-    return RegionalChannels(jnp.asarray(found)[None])
+    matrices = [np.diag(row) + cross * (1 - np.eye(3)) for row in energies]
+    return RegionalChannels(jnp.asarray(matrices)[None])
 
 
 def test_the_exact_characterisation_is_an_equivalence():
@@ -41,28 +41,30 @@ def test_the_exact_characterisation_is_an_equivalence():
     weights = np.asarray(REGIONS.weights) / np.asarray(REGIONS.weights.sum(axis=1, keepdims=True))
     verdicts = collections.Counter()
     for vectors in np.random.default_rng(0).standard_normal((40, 1, 3, LENGTH, 1)):
-        found = deficits.exact_characterisation(paired(vectors, REGIONS))
+        certificate = deficits.exact_characterisation(paired(vectors, REGIONS))
         channels, total = ((of**2).sum(axis=-1)[0] @ weights.T for of in (vectors, vectors.sum(1)))
         apart = total - total[1]
         sums = channels.sum(axis=0)
-        for side, b in zip(found.inequalities, (0, 2), strict=True):
+        for side, b in zip(certificate.inequalities, (0, 2), strict=True):
             np.testing.assert_allclose(side.greater, sums[b] - sums[1], atol=1e-12)
             np.testing.assert_allclose(side.greater - side.lesser, apart[b], atol=1e-12)
-        assert found.holds is found.concluded is bool(apart[0] > 0 and apart[2] > 0)
-        verdicts[found.holds] += 1
+        assert certificate.holds is certificate.concluded is bool(apart[0] > 0 and apart[2] > 0)
+        verdicts[certificate.holds] += 1
     assert min(verdicts.values()) >= 5
 
 
 def test_cross_terms_can_undo_a_u_shape():
     """The paper's fourth counterexample: energies (1, 1/4, 1), their sum (0, 1, 0)."""
     channel = jnp.array([[1.0, 0.5, 1.0], [-1.0, 0.5, -1.0], [0.0, 0.0, 0.0]])
-    found = regional_channels(
+    by_region = regional_channels(
         channel[None, :, :, None], lim.boundary_regions(lim.token_grid(3), "1/3")
     )
-    certificate = deficits.exact_characterisation(found)
+    certificate = deficits.exact_characterisation(by_region)
     assert not certificate.holds and not certificate.concluded
-    np.testing.assert_allclose(found.energies[:, :2], [[1, 1], [0.25, 0.25], [1, 1]], atol=1e-14)
-    np.testing.assert_allclose(found.totals, [0, 1, 0], atol=1e-14)
+    np.testing.assert_allclose(
+        by_region.energies[:, :2], [[1, 1], [0.25, 0.25], [1, 1]], atol=1e-14
+    )
+    np.testing.assert_allclose(by_region.totals, [0, 1, 0], atol=1e-14)
 
 
 def paired(vectors, regions):
@@ -109,8 +111,8 @@ def test_a_margin_beyond_rounding_is_no_tie():
     """A millionth more at both ends is seen in float64, and is a tie in float32."""
     for dtype, seen in ((np.float64, True), (np.float32, False)):
         rows = [(1 + 1e-6, 0, 0), (1, 0, 0), (1 + 1e-6, 0, 0)]
-        found = np.array([np.diag(row) for row in rows])[None].astype(dtype)
-        certificate = deficits.exact_characterisation(RegionalChannels(jax.device_put(found)))
+        matrices = np.array([np.diag(row) for row in rows])[None].astype(dtype)
+        certificate = deficits.exact_characterisation(RegionalChannels(jax.device_put(matrices)))
         assert certificate.holds is seen and certificate.concluded is seen
 
 
@@ -120,16 +122,16 @@ def test_products_are_averaged_over_examples_not_averages_multiplied():
     vectors = np.zeros((2, 3, 3, 1))
     vectors[:, 0, :, 0] = [[1.0, 2.0, 3.0], [3.0, 1.0, 2.0]]
     vectors[:, 1, :, 0] = [[2.0, 1.0, -1.0], [-1.0, 1.0, 4.0]]
-    found = regional_channels(jax.device_put(vectors), regions)
+    by_region = regional_channels(jax.device_put(vectors), regions)
     res = vectors[:, 0, :, 0]
     cone = vectors[:, 1, :, 0]
     pairs = (res * cone).mean(axis=0)
-    np.testing.assert_allclose(found.pairs[:, 0], pairs, atol=1e-14)
+    np.testing.assert_allclose(by_region.pairs[:, 0], pairs, atol=1e-14)
     energies = np.stack([(res**2).mean(axis=0), (cone**2).mean(axis=0), np.zeros(3)], axis=1)
-    np.testing.assert_allclose(found.energies, energies, atol=1e-14)
+    np.testing.assert_allclose(by_region.energies, energies, atol=1e-14)
     correlations = np.abs(pairs) / np.sqrt(energies[:, 0] * energies[:, 1])
-    np.testing.assert_allclose(found.correlations[:, 0], correlations, atol=1e-14)
-    certificate = deficits.double_deficit(found, exact_bounds(found))
+    np.testing.assert_allclose(by_region.correlations[:, 0], correlations, atol=1e-14)
+    certificate = deficits.double_deficit(by_region, exact_bounds(by_region))
     left, right = certificate.inequalities
     gamma = 2 * np.abs(pairs)
     np.testing.assert_allclose(left.greater, energies[0, 1])
@@ -142,7 +144,7 @@ def test_criteria_on_channels_are_met_both_ways():
     """Eighty sets of random channels, their boundaries and correlations of all strengths."""
     generator = np.random.default_rng(1)
     regions = lim.boundary_regions(lim.graded_grid(9), 0.2)
-    met = collections.Counter()
+    counts = collections.Counter()
     for _ in range(80):
         vectors = generator.standard_normal((3, 3, 9, 2))
         weights = generator.uniform(0.02, 1, 3)[None, :, None, None]
@@ -160,9 +162,9 @@ def test_criteria_on_channels_are_met_both_ways():
         assert exact.holds is exact.concluded is deficit
         double = deficits.double_deficit(regional, exact_bounds(regional))
         assert double.concluded is deficit and (deficit or not double.holds)
-        met.update([("exact", exact.holds), ("double", double.holds, deficit)])
+        counts.update([("exact", exact.holds), ("double", double.holds, deficit)])
     cases = ("exact", True), ("exact", False), ("double", True, True), ("double", False, True)
-    assert all(met[case] > 2 for case in cases), met
+    assert all(counts[case] > 2 for case in cases), counts
 
 
 @pytest.mark.parametrize("name", ["terminal", "regional", "cone", "weights"])
@@ -223,14 +225,14 @@ def test_the_double_deficits_sides_by_hand():
     """Bounds of one's own, no two alike: U_M = 21, and Gamma = 1.5, 8 and 0.5."""
     # `thm:channel-energy-double-deficit`, `eq:channel-cross-bound-gamma`,
     # `eq:checkable-double-deficit-conditions`.
-    found = products((0, 5, 0.0), (0, 0, 0.0), (6, 0, 0.0))
+    matrices = products((0, 5, 0.0), (0, 0, 0.0), (6, 0, 0.0))
     upper = jnp.array([[1.0, 9, 4], [4, 1, 16], [16, 4, 1]])
     rho = jnp.array([[0.25, 0, 0], [0, 0.5, 0], [0, 0, 0.125]])
     bounds = deficits.ChannelBounds(upper, jnp.array(5.0), jnp.array(6.0), rho)
-    certificate = deficits.double_deficit(found, bounds)
-    sides = [(one.greater, one.lesser) for one in certificate.inequalities]
+    certificate = deficits.double_deficit(matrices, bounds)
+    sides = [(inequality.greater, inequality.lesser) for inequality in certificate.inequalities]
     assert sides == [(5, 30.5), (6, 29.5)]
-    nothing = deficits.double_deficit(found, bounds._replace(left=jnp.array(0.0)))
+    nothing = deficits.double_deficit(matrices, bounds._replace(left=jnp.array(0.0)))
     assert [premise.holds for premise in nothing.premises] == [False, True]
 
 
@@ -291,13 +293,15 @@ def test_bootstrap_bounds_cover_the_data_and_the_truth():
         data = RegionalChannels(products)
         return deficits.bootstrap_bounds(data, key=key, resamples=200), data.energies
 
-    found, energies = jax.tree.map(np.asarray, bounds(products, keys))
-    assert (found.upper >= energies).all()
-    assert (found.left <= energies[:, 0, 1]).all() and (found.right <= energies[:, 2, 0]).all()
+    bounds_of_draws, energies = jax.tree.map(np.asarray, bounds(products, keys))
+    assert (bounds_of_draws.upper >= energies).all()
+    assert (bounds_of_draws.left <= energies[:, 0, 1]).all() and (
+        bounds_of_draws.right <= energies[:, 2, 0]
+    ).all()
     for trial in range(50):
-        one = jax.tree.map(lambda leaf: leaf[trial], found)  # noqa: B023
+        one = jax.tree.map(lambda leaf: leaf[trial], bounds_of_draws)  # noqa: B023
         deficits.double_deficit(RegionalChannels(products[trial]), one)
-    covered = np.sum((found.upper[:, 0, 0] > 1) & (found.left < 1))
+    covered = np.sum((bounds_of_draws.upper[:, 0, 0] > 1) & (bounds_of_draws.left < 1))
     assert covered >= 40  # 0.9 for two one-sided 95 % bounds, less for the small sample
 
 
@@ -372,18 +376,18 @@ def numbers_of_certificates(layers, states, labels, weights):
 
     def one(x, y):
         loss = lambda x, y: lim.autoregressive_cross_entropy(readout(x, grid), y, weights)  # noqa: E731
-        found = channels(flow, loss, (x, y), grid)
+        ledger = channels(flow, loss, (x, y), grid)
         norms = residual.interaction_norms(flow, x, grid, key=jax.random.key(0))
-        sites = attention_sites(flow, found.states, found.covectors, grid)
-        return found, residual.amplification(norms), sites
+        sites = attention_sites(flow, ledger.states, ledger.covectors, grid)
+        return ledger, residual.amplification(norms), sites
 
-    found, bounds, sites = jax.vmap(one)(states, labels)
+    ledgers, bounds, sites = jax.vmap(one)(states, labels)
     energies = terminal_covectors.readout_residual_energies(
-        readout, found.states[:, -1], labels, SHORT
+        readout, ledgers.states[:, -1], labels, SHORT
     )
-    regional = regional_channels(jax.vmap(lambda f: f.vectors)(found), SHORT)
-    terminal = found.covectors[:, -1]
-    initial = found.covectors[:, 0]
+    regional = regional_channels(jax.vmap(lambda f: f.vectors)(ledgers), SHORT)
+    terminal = ledgers.covectors[:, -1]
+    initial = ledgers.covectors[:, 0]
     averages = lim.regional_averages((initial**2).sum(axis=2).mean(axis=0), SHORT)
     cone = lim.adjoint.joint_cone(sites, grid)
     return cone, terminal, initial, bounds.product, regional, energies, averages
@@ -395,7 +399,7 @@ def judged():
     inputs = [random_example(seed) for seed in range(NETWORKS)]
     stacked = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *inputs)
     outputs = jax.tree.map(np.asarray, numbers_of_certificates(*stacked))
-    found = []
+    judgements = []
     for seed in range(NETWORKS):
         cone, terminal, initial, product, regional, energies, averages = jax.tree.map(
             lambda leaf: jnp.asarray(leaf[seed]),  # noqa: B023
@@ -409,8 +413,8 @@ def judged():
             "double": deficits.double_deficit(regional, exact_bounds(regional)),
             "queries": criteria.right_biased_queries(weights, energies, terminal, SHORT),
         }
-        found.append((certificates, bool(min(averages[0], averages[2]) > averages[1])))
-    return found
+        judgements.append((certificates, bool(min(averages[0], averages[2]) > averages[1])))
+    return judgements
 
 
 @pytest.mark.slow
@@ -447,7 +451,7 @@ def test_certificates_are_records_and_text():
     assert record["margin"] == pytest.approx(1.3) and record["concluded"]
     left, right = record["inequalities"]
     assert left["holds"] and left["roundings"] == pytest.approx(1.3 / left["rounding"])
-    assert [one["greater"] for one in record["measured"]] == pytest.approx([2.1, 2.1])
+    assert [inequality["greater"] for inequality in record["measured"]] == pytest.approx([2.1, 2.1])
     text = certificate_table([certificate])
     assert "HOLDS" in text and "cor:exact-double-deficit" in text and "margin +1.3" in text
     without = certificate._replace(premises=(Premise("never", 0.5, False),)).record()
@@ -457,10 +461,10 @@ def test_certificates_are_records_and_text():
 def test_the_table_marks_premises_that_fail_and_ties_on_either_side_of_zero():
     premises = Premise("a > 0", 0.5, True), Premise("b < 1", 1.25, False)
     sides = [Inequality("A > B", 2.0 + apart, 2.0, 0.5) for apart in (1.0, 0.25, -0.25, -1.0)]
-    found = Certificate("one", "eq:one", premises, tuple(sides), "it is so", tuple(sides[2:]))
-    assert [one.record()["holds"] for one in sides] == [True, False, False, False]
-    assert [one.record()["roundings"] for one in sides] == [2, 0.5, -0.5, -2]
-    assert str(found).splitlines() == [
+    certificate = Certificate("one", "eq:one", premises, tuple(sides), "it is so", tuple(sides[2:]))
+    assert [side.record()["holds"] for side in sides] == [True, False, False, False]
+    assert [side.record()["roundings"] for side in sides] == [2, 0.5, -0.5, -2]
+    assert str(certificate).splitlines() == [
         "one (eq:one): does not hold",
         "    premise   a > 0: 0.5  yes",
         "    premise   b < 1: 1.25  NO",

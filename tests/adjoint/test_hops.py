@@ -62,8 +62,8 @@ def test_rows_sum_to_the_adjoint_at_every_depth_and_to_the_gradient(step):
     hops, cut, covectors, gradient = map(np.asarray, measured(flow_of(step), random_states()))
     assert hops.shape == (DEPTH + 1, DEPTH + 1, LENGTH, WIDTH)
     scale = np.abs(covectors).max()
-    for found in (hops, cut):
-        np.testing.assert_allclose(found.sum(axis=1), covectors, rtol=0, atol=1e-13 * scale)
+    for rows in (hops, cut):
+        np.testing.assert_allclose(rows.sum(axis=1), covectors, rtol=0, atol=1e-13 * scale)
     np.testing.assert_allclose(hops[0].sum(axis=0), gradient, rtol=0, atol=1e-13 * scale)
     np.testing.assert_allclose(cut[:, 0], hops[:, 0], rtol=0, atol=1e-13 * scale)
     # No layer has been passed at the end, and so many layers give no more hops.
@@ -164,13 +164,13 @@ def test_one_hop_by_heads_is_dense_and_sums_to_row_one(step, first):
     hops, _, covectors, _ = map(np.asarray, measured(flow, x))
     way_back = dense_way_back(flow, x, covectors[-1])
     by_head = eqx.filter_jit(one_hop_by_head)(flow, asked_loss, (x, LABELS), GRID, first)
-    found = np.asarray(by_head)
+    heads = np.asarray(by_head)
     expected = [
         [way_back(first, {layer: (head,)}) for head in (0, 1)] for layer in range(first, DEPTH)
     ]
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-11)
-    np.testing.assert_allclose(found.sum(axis=(0, 1)), hops[first, 1], rtol=1e-9, atol=1e-12)
-    assert (np.abs(found).max(axis=(2, 3)) > 1e-4).all()
+    np.testing.assert_allclose(heads, expected, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(heads.sum(axis=(0, 1)), hops[first, 1], rtol=1e-9, atol=1e-12)
+    assert (np.abs(heads).max(axis=(2, 3)) > 1e-4).all()
 
 
 def test_the_rows_sum_is_the_loss_change_by_differences():

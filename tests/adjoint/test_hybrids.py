@@ -18,7 +18,7 @@ from lim_jax.adjoint.sites import AttentionSites, attention_of
 from lim_jax.attribution.gradients import attention_rollout
 from lim_jax.network import euler, heun
 from lim_jax.network.kv_cache import decode_step, has_kv_cache, prefill
-from lim_jax.network.layer_kinds import LayersByKind, layer_of, parts_of
+from lim_jax.network.layer_kinds import LayersByKind, layer_of, select_part
 from lim_jax.network.recurrent import RecurrentMixer
 
 LENGTH = 5
@@ -128,7 +128,7 @@ def test_layers_that_are_fetched_give_the_numbers_of_those_in_memory():
 
 
 def test_what_is_a_softmax_alone_says_so():
-    parts = parts_of(FLOW.layers, attention_of)
+    parts = select_part(FLOW.layers, attention_of)
     sites = AttentionSites(parts, jnp.ones((1, 3)), jnp.ones((1, 3)), X[None, None], X[None, None])
     with pytest.raises(
         ValueError, match="got SumOfFields and ShortConvolution, expected CausalAttention"

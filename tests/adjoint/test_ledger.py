@@ -53,12 +53,12 @@ def measured(step):
 
     @jax.jit
     def everything(x):
-        found = lim.adjoint.channels(flow, loss, (x, labels), grid)
-        sites = attention_sites(flow, found.states, found.covectors, grid)
-        return found, {
-            "at depths": jnp.stack([found.at_depth(k) for k in range(DEPTH + 1)]),
+        ledger = lim.adjoint.channels(flow, loss, (x, labels), grid)
+        sites = attention_sites(flow, ledger.states, ledger.covectors, grid)
+        return ledger, {
+            "at depths": jnp.stack([ledger.at_depth(k) for k in range(DEPTH + 1)]),
             "gradient": jax.grad(lambda x: loss(flow(x, grid), labels))(x),
-            "cone": found.cone,
+            "cone": ledger.cone,
             "by head": lim.adjoint.cone_by_head(sites, grid),
         }
 
@@ -68,13 +68,15 @@ def measured(step):
 @pytest.mark.parametrize("step", SCHEMES)
 def test_channels_sum_to_the_input_adjoint(step):
     # `eq:adjoint-channel-vector-decomposition`.
-    found, of = measured(step)
+    ledger, of = measured(step)
     gradient = of["gradient"] / np.asarray(GRID.weights)[:, None]
     scale = np.abs(gradient).max()
     vectors = of["at depths"][0]
     np.testing.assert_allclose(vectors.sum(axis=0), gradient, rtol=0, atol=1e-13 * scale)
-    added = found.cone_by_depth + found.local_by_depth
-    np.testing.assert_allclose(added, -np.diff(found.covectors, axis=0), rtol=0, atol=1e-13 * scale)
+    added = ledger.cone_by_depth + ledger.local_by_depth
+    np.testing.assert_allclose(
+        added, -np.diff(ledger.covectors, axis=0), rtol=0, atol=1e-13 * scale
+    )
 
 
 def test_the_cone_of_one_split_layer_is_the_dense_kernels():
@@ -103,42 +105,42 @@ def test_the_cone_of_one_split_layer_is_the_dense_kernels():
     terminal, cone, rest = np.asarray(vectors).reshape(3, -1)
     matrices = (np.asarray(jacobian).reshape(LENGTH * WIDTH, -1) for jacobian in jacobians)
     network, kernel, local = (size * transposed(matrix, grid) for matrix in matrices)
-    met = terminal + network @ terminal
-    np.testing.assert_allclose(cone, kernel @ met, rtol=1e-11, atol=1e-13)
-    expected = local @ met + network @ terminal
+    attention_input = terminal + network @ terminal
+    np.testing.assert_allclose(cone, kernel @ attention_input, rtol=1e-11, atol=1e-13)
+    expected = local @ attention_input + network @ terminal
     np.testing.assert_allclose(rest, expected, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("step", SCHEMES)
 def test_pre_norm_fields_leave_the_sum_of_features_alone(step):
-    found, _ = measured(step)
-    sums = found.covectors.sum(axis=2)
+    ledger, _ = measured(step)
+    sums = ledger.covectors.sum(axis=2)
     np.testing.assert_allclose(sums, np.broadcast_to(sums[-1:], sums.shape), atol=1e-13)
-    for added in (found.cone_by_depth, found.local_by_depth):
+    for added in (ledger.cone_by_depth, ledger.local_by_depth):
         np.testing.assert_allclose(added.sum(axis=2), 0, atol=1e-13)
 
 
 @pytest.mark.parametrize("step", SCHEMES)
 def test_heads_and_depths_sum_to_the_cone(step):
     # `eq:depth-integrated-cone-channel`, `eq:primacy-channel-term`.
-    found, of = measured(step)
+    ledger, of = measured(step)
     assert of["by head"].shape == (DEPTH, 2, LENGTH, WIDTH)
-    np.testing.assert_allclose(of["by head"].sum(axis=1), found.cone_by_depth, atol=1e-14)
+    np.testing.assert_allclose(of["by head"].sum(axis=1), ledger.cone_by_depth, atol=1e-14)
     np.testing.assert_allclose(of["cone"], of["by head"].sum(axis=(0, 1)), atol=1e-13)
 
 
 def test_at_each_depth_the_channels_are_those_of_the_layers_that_follow():
     """The ledger of the rest of the flow, from the state there, is the ledger at that depth."""
-    found, of = measured("split")
+    ledger, of = measured("split")
     at_depths = of["at depths"]
-    covectors = found.covectors
+    covectors = ledger.covectors
     rest = lim.ResidualFlow(
         jax.tree.map(lambda leaf: leaf[FIRST:], random_flow(depth=DEPTH).layers),
         2.0 * (DEPTH - FIRST) / DEPTH,
         lambda time: falling_profile(time + 2.0 * FIRST / DEPTH),
         lim.split,
     )
-    example = jax.device_put(found.states[FIRST]), labels_on(GRID)
+    example = jax.device_put(ledger.states[FIRST]), labels_on(GRID)
     alone = lim.adjoint.channels(rest, loss_on(GRID), example, GRID).vectors
     np.testing.assert_allclose(at_depths[FIRST], alone, rtol=1e-11, atol=1e-13)
     np.testing.assert_allclose(at_depths.sum(axis=1), covectors, rtol=0, atol=1e-12)
@@ -147,10 +149,10 @@ def test_at_each_depth_the_channels_are_those_of_the_layers_that_follow():
 
 
 def test_a_depth_is_one_of_the_flows():
-    found, _ = measured("euler")
+    ledger, _ = measured("euler")
     for depth in (-1, DEPTH + 1):
         with pytest.raises(ValueError, match="depth: got .*expected a depth from 0 to 12, the num"):
-            found.at_depth(depth)
+            ledger.at_depth(depth)
 
 
 def test_relative_energies_do_not_see_layers_that_rescale_the_state():
@@ -168,11 +170,12 @@ def test_relative_energies_do_not_see_layers_that_rescale_the_state():
 
     @jax.jit
     def both(x):
-        found = lim.adjoint.channels(flow, loss_on(GRID), (x, labels_on(GRID)), GRID)
+        ledger = lim.adjoint.channels(flow, loss_on(GRID), (x, labels_on(GRID)), GRID)
         energies = [
-            relative_energies(found.covectors[k][None], found.states[k], GRID)[0] for k in range(6)
+            relative_energies(ledger.covectors[k][None], ledger.states[k], GRID)[0]
+            for k in range(6)
         ]
-        return found.covectors, jnp.stack(energies)
+        return ledger.covectors, jnp.stack(energies)
 
     covectors, energies = map(np.asarray, both(x))
     gains = np.cumprod(np.append(1, (1 + rates)[::-1]))[::-1]
@@ -201,8 +204,8 @@ def test_channels_of_deep_networks_tend_to_those_of_the_continuous_flow():
     @jax.jit
     def at_depth(x, times):
         flow = lim.ResidualFlow(jax.vmap(control)(times), profile=falling_profile)
-        found = lim.adjoint.channels(flow, loss, (x, labels_on(grid)), grid)
-        return {"cone": found.cone, "local": found.local}
+        ledger = lim.adjoint.channels(flow, loss, (x, labels_on(grid)), grid)
+        return {"cone": ledger.cone, "local": ledger.local}
 
     found = [at_depth(x, jnp.asarray(np.arange(depth) / depth)) for depth in depths]
     expected = limit(x)._asdict()
@@ -273,8 +276,8 @@ def test_correlations_of_channels_that_are_not_numbers_are_none():
     """Zero is where a channel vanishes, and nowhere else."""
     products = np.tile(np.eye(3), (1, 3, 1, 1))
     products[0, 0, 0, 0], products[0, 1, 0, 0] = np.nan, 0
-    found = np.asarray(RegionalChannels(jax.device_put(products)).correlations)
-    assert np.isnan(found[0, :2]).all() and (found[1:] == 0).all()
+    correlations = np.asarray(RegionalChannels(jax.device_put(products)).correlations)
+    assert np.isnan(correlations[0, :2]).all() and (correlations[1:] == 0).all()
 
 
 class Mixing(eqx.Module):
@@ -338,12 +341,12 @@ def test_a_field_that_reads_later_tokens_is_refused(ledger_of_mixing, case):
         slot[layer, LENGTH // 2 - 1, LENGTH // 2] = 1e-4
     args = (*jax.device_put((of_x, of_context, generator.standard_normal((LENGTH, 2)))), grid)
     if case in ("causal", "panels"):
-        found = ledger_of_mixing(*args)
+        ledger = ledger_of_mixing(*args)
         pulled = np.swapaxes(of_context, 1, 2)[1] @ (
-            np.asarray(found.covectors[2]) * np.asarray(grid.weights)[:, None]
+            np.asarray(ledger.covectors[2]) * np.asarray(grid.weights)[:, None]
         )
         expected = pulled / np.asarray(grid.weights)[:, None] / 2
-        np.testing.assert_allclose(found.cone_by_depth[1], expected, rtol=1e-9)
+        np.testing.assert_allclose(ledger.cone_by_depth[1], expected, rtol=1e-9)
         return
     with pytest.raises(eqx.EquinoxRuntimeError, match="got a field that reads later tokens"):
         ledger_of_mixing(*args)

@@ -75,10 +75,10 @@ ARCHITECTURES = [
 def test_by_layer_and_head_it_is_the_reference_networks_derivative(
     name, parts, by_tiles, monkeypatch
 ):
-    asked = in_tiles(monkeypatch) if by_tiles else loss
+    loss_in_tiles = in_tiles(monkeypatch) if by_tiles else loss
     flow = architecture_flow(name)
     grid = TOKENS.weighted(jnp.asarray(LOG_WEIGHTS), jnp.asarray(parts))
-    gradient = mask_gradient(flow, asked, EXAMPLE, grid)
+    gradient = mask_gradient(flow, loss_in_tiles, EXAMPLE, grid)
     by_head = np.asarray(gradient.by_head) / LENGTH
     directions = np.random.default_rng(6).standard_normal((6, *by_head.shape))
     value, slopes = complex_steps(flow, LOG_WEIGHTS, parts, directions)
@@ -91,18 +91,20 @@ def test_by_layer_and_head_it_is_the_reference_networks_derivative(
 
 def test_minus_infinity_is_removal(monkeypatch):
     """Of the first positions too, with which a window of four has rows that see nothing else."""
-    asked = in_tiles(monkeypatch)
+    loss_in_tiles = in_tiles(monkeypatch)
     removed = np.isin(np.arange(LENGTH), [0, 1, 2, 3, 4, 8])
     kept = np.flatnonzero(~removed)
     flow = architecture_flow("everything")
     grid = TOKENS.weighted(jnp.asarray(np.where(removed, -np.inf, 0.0)))
     x, y = EXAMPLE
-    gradient = mask_gradient(flow, lambda state, y: asked(state[kept], y[kept]), (x, y), grid)
+    gradient = mask_gradient(
+        flow, lambda state, y: loss_in_tiles(state[kept], y[kept]), (x, y), grid
+    )
     rest = flow.horizon, "split", falling_profile, None, kept
     states = numpy_network.flow(layers_of(flow), np.asarray(x)[kept], *rest)
     np.testing.assert_allclose(gradient.loss, np.sin(states + np.asarray(y)[kept]).sum(), 1e-12)
-    for found in (gradient.by_head[:, :, removed], gradient.covector[removed]):
-        np.testing.assert_array_equal(found, 0)
+    for removed_gradient in (gradient.by_head[:, :, removed], gradient.covector[removed]):
+        np.testing.assert_array_equal(removed_gradient, 0)
     assert np.isfinite(gradient.by_head).all()
 
 
@@ -122,8 +124,10 @@ def test_on_other_grids_both_derivatives_are_densities_of_central_differences(ma
     along = random_states(4, LENGTH)
     slope = difference_by_calls(lambda at: measured(at).loss, at, (xi, along))
     gradient = measured(jax.device_put(at))
-    found = lim.grid.inner(gradient.covector, xi, grid) + lim.integral(along * gradient.total, grid)
-    np.testing.assert_allclose(found, slope, rtol=1e-8)
+    directional = lim.grid.inner(gradient.covector, xi, grid) + lim.integral(
+        along * gradient.total, grid
+    )
+    np.testing.assert_allclose(directional, slope, rtol=1e-8)
 
 
 @pytest.mark.slow
@@ -133,8 +137,8 @@ def test_it_converges_to_the_first_variation_in_the_measure():
 
     def measured(x, grid):
         weighted = grid.weighted(jnp.sin(3 * grid.nodes))
-        asked = partial(total, grid=grid)
-        return mask_gradient(flow, asked, (x, None), weighted).by_head.sum(axis=1).T
+        tested_loss = partial(total, grid=grid)
+        return mask_gradient(flow, tested_loss, (x, None), weighted).by_head.sum(axis=1).T
 
     (row,) = lim.limits.convergence_study(
         measured,
@@ -159,13 +163,13 @@ def largest(gap, grid):
 @pytest.mark.slow
 def test_its_derivative_is_the_hessian_of_the_loss(monkeypatch):
     """Forward over reverse in tiles: symmetric, and a central difference of the gradient."""
-    asked = in_tiles(monkeypatch)
+    loss_in_tiles = in_tiles(monkeypatch)
     flow = light_flow(step=lim.split)
     directions = random_states(3, 2, LENGTH)
 
     def gradient(log_weights):
         grid = TOKENS.weighted(log_weights, jnp.asarray(PARTS))
-        return mask_gradient(flow, asked, EXAMPLE, grid).total / LENGTH
+        return mask_gradient(flow, loss_in_tiles, EXAMPLE, grid).total / LENGTH
 
     @jax.jit
     def of_both(log_weights):
@@ -188,9 +192,9 @@ def test_in_single_precision_it_is_the_same_to_rounding():
     with jax.enable_x64(False):
         flow, example, log_weights = jax.device_put(single)
         grid = lim.token_grid(LENGTH).weighted(log_weights)
-        found = mask_gradient(flow, loss, example, grid)
-        assert found.by_head.dtype == found.covector.dtype == jnp.float32
-    for ours, theirs in zip(found, exact, strict=True):
+        gradient = mask_gradient(flow, loss, example, grid)
+        assert gradient.by_head.dtype == gradient.covector.dtype == jnp.float32
+    for ours, theirs in zip(gradient, exact, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
@@ -271,8 +275,8 @@ FLOW = random_flow()
 
 def of_own_attention():
     """Which may read no log weights: its derivative in them would be zero."""
-    own = replace(FLOW.layers.attention, attend=lambda *slots, **options: slots[-1])
-    return replace(FLOW, layers=replace(FLOW.layers, attention=own))
+    attention = replace(FLOW.layers.attention, attend=lambda *slots, **options: slots[-1])
+    return replace(FLOW, layers=replace(FLOW.layers, attention=attention))
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -83,8 +83,8 @@ def test_orders_are_the_sums_over_subsets_of_layers(step):
         (a @ b + a @ c + b @ c) @ terminal,
         a @ b @ c @ terminal,
     ]
-    found = orders.reshape(highest + 1, -1)
-    np.testing.assert_allclose(found, expected[: highest + 1], rtol=1e-9, atol=1e-11)
+    by_order = orders.reshape(highest + 1, -1)
+    np.testing.assert_allclose(by_order, expected[: highest + 1], rtol=1e-9, atol=1e-11)
     with pytest.raises(ValueError, match="highest: got 4, expected an order from 0 to 3"):
         residual.interaction_orders(flow, loss, (x, LABELS), grid, 4)
 
@@ -108,17 +108,19 @@ def test_norms_enclose_the_largest_singular_values_and_bound_the_adjoint():
     def measured(x):
         norms = residual.interaction_norms(flow, x, grid, key=jax.random.key(0))
         few = residual.interaction_norms(flow, x, grid, key=jax.random.key(0), steps=6)
-        found = lim.adjoint_trajectory(flow, loss, (x, LABELS), grid).covectors
-        gap = found[0] - found[-1]
-        terminal = found[-1]
+        covectors = lim.adjoint_trajectory(flow, loss, (x, LABELS), grid).covectors
+        gap = covectors[0] - covectors[-1]
+        terminal = covectors[-1]
         ratio = jnp.sqrt(lim.inner(gap, gap, grid) / lim.inner(terminal, terminal, grid))
         return norms, few, residual.amplification(norms), ratio
 
     norms, few, bounds, ratio = jax.tree.map(np.asarray, measured(x))
     exact = np.array(dense_norms(*interactions(flow, x, grid)))
     np.testing.assert_allclose(norms.attained, exact, rtol=1e-10)
-    for found in (norms, few):
-        assert (found.attained <= exact * (1 + 1e-12)).all() and (found.upper >= exact).all()
+    for enclosure in (norms, few):
+        assert (enclosure.attained <= exact * (1 + 1e-12)).all() and (
+            enclosure.upper >= exact
+        ).all()
     assert (norms.upper < 1.06 * exact).all()
     product = np.prod(1 + norms.upper) - 1
     np.testing.assert_allclose(bounds.product, product, rtol=1e-12)

@@ -58,12 +58,12 @@ def test_kernel_and_local_blocks_sum_to_the_jacobian(grid_name):
     # `eq:attention-linearization-exact`, `eq:multihead-volterra-derivative`,
     # `eq:attention-local-operator`.
     tangent_ = random_states(5)
-    found = linearised(field(), random_states(), tangent_, GRIDS[grid_name](LENGTH))
-    blocks = np.array(found["kernel blocks"])
-    blocks[np.diag_indices(LENGTH)] += np.asarray(found["local blocks"])
-    np.testing.assert_allclose(blocks, found["jacobian"], rtol=0, atol=1e-13)
-    expected = np.einsum("ijab,jb->ia", found["jacobian"], tangent_)
-    np.testing.assert_allclose(sum(found["pushed"]), expected, rtol=0, atol=1e-12)
+    parts = linearised(field(), random_states(), tangent_, GRIDS[grid_name](LENGTH))
+    blocks = np.array(parts["kernel blocks"])
+    blocks[np.diag_indices(LENGTH)] += np.asarray(parts["local blocks"])
+    np.testing.assert_allclose(blocks, parts["jacobian"], rtol=0, atol=1e-13)
+    expected = np.einsum("ijab,jb->ia", parts["jacobian"], tangent_)
+    np.testing.assert_allclose(sum(parts["pushed"]), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("grid_name", GRIDS)
@@ -71,15 +71,15 @@ def test_push_and_pull_take_the_slots_apart(grid_name):
     # `eq:volterra-linearization`, `eq:volterra-adjoint`.
     grid = GRIDS[grid_name](LENGTH)
     tangent_ = random_states(5)
-    found = linearised(field(), random_states(), tangent_, grid)
-    local = np.asarray(found["local"])
+    parts = linearised(field(), random_states(), tangent_, grid)
+    local = np.asarray(parts["local"])
     assert np.abs(local[~np.eye(LENGTH, dtype=bool)]).max() == 0
     for slot in ("kernel", "local"):
-        pushed = getattr(found["pushed"], slot)
-        pulled = getattr(found["pulled"], slot)
-        expected = np.einsum("ijab,jb->ia", found[slot], tangent_)
+        pushed = getattr(parts["pushed"], slot)
+        pulled = getattr(parts["pulled"], slot)
+        expected = np.einsum("ijab,jb->ia", parts[slot], tangent_)
         np.testing.assert_allclose(pushed, expected, rtol=0, atol=1e-12)
-        expected = transposed(found[slot], tangent_, grid)
+        expected = transposed(parts[slot], tangent_, grid)
         np.testing.assert_allclose(pulled, expected, rtol=1e-11, atol=1e-12)
 
 
@@ -101,8 +101,8 @@ def test_columns_act_as_their_blocks(make_flow):
 
         return jax.vmap(act)(columns)
 
-    found = acted(layer_of(make_flow(depth=1)).attention, random_states(), covector)
-    for j, blocks, pushed, pulled in zip(columns, *map(np.asarray, found), strict=True):
+    images = acted(layer_of(make_flow(depth=1)).attention, random_states(), covector)
+    for j, blocks, pushed, pulled in zip(columns, *map(np.asarray, images), strict=True):
         scale = np.abs(blocks).max()
         np.testing.assert_allclose(pushed, blocks @ covector[j], atol=1e-13 * scale)
         expected = np.einsum("iab,ia->ib", blocks, covector)
@@ -124,8 +124,8 @@ def test_a_head_is_the_attention_whose_other_heads_are_silent():
         return heads, jax.vmap(alone)(outputs)
 
     heads, blocks = heads_and_blocks(field().attention, random_states(), covector)
-    for head, own in zip(np.asarray(heads), np.asarray(blocks), strict=True):
-        np.testing.assert_allclose(head, transposed(own, covector, grid), atol=1e-12)
+    for head, dense_head in zip(np.asarray(heads), np.asarray(blocks), strict=True):
+        np.testing.assert_allclose(head, transposed(dense_head, covector, grid), atol=1e-12)
 
 
 @pytest.mark.parametrize("step", [lim.euler, lim.split])
@@ -137,8 +137,8 @@ def test_stages_add_up_to_the_layers_own_adjoint(step):
     @jax.jit
     def total_and_blocks(field, x, covector):
         layer = (field, jnp.array(0.7))
-        found = stages.pull_back_stages(flow, layer, x, covector, grid)
-        total = covector + sum(stage.parts.local + stage.parts.kernel for stage in found)
+        by_stage = stages.pull_back_stages(flow, layer, x, covector, grid)
+        total = covector + sum(stage.parts.local + stage.parts.kernel for stage in by_stage)
         return total, jacobian_blocks(lambda x: flow.transition(layer, x, grid), x)
 
     total, blocks = total_and_blocks(layer_of(flow), random_states(), covector)
@@ -161,8 +161,8 @@ def test_attention_of_a_split_layer_meets_what_the_network_returns():
         return sites, jacobian_blocks(lambda x: field.feed_forward(x, x, grid), between)
 
     sites, network = sites_and_network(flow, layer_of(flow), x, covector)
-    met = np.asarray(covector) + size * transposed(network, covector, grid)
-    np.testing.assert_allclose(np.asarray(sites.covectors)[0], met, atol=1e-13)
+    attention_input = np.asarray(covector) + size * transposed(network, covector, grid)
+    np.testing.assert_allclose(np.asarray(sites.covectors)[0], attention_input, atol=1e-13)
     np.testing.assert_array_equal(np.asarray(sites.states)[0], x)
     np.testing.assert_allclose(sites.increments, size)
 

@@ -28,14 +28,14 @@ def test_readout_residuals_times_query_weights_are_the_terminal_energies(targets
     states = random_states(1, 3, LENGTH, 6)
     weights = random_labels(8, 1, LENGTH)[0]
     measured = eqx.filter_jit(terminal_covectors.readout_residual_energies)
-    found = np.asarray(measured(readout, states, targets, REGIONS))
+    energies = np.asarray(measured(readout, states, targets, REGIONS))
 
     def loss(x, y):
         return lim.autoregressive_cross_entropy(readout(x, GRID), y, weights)
 
     covectors = np.asarray(jax.jit(jax.vmap(jax.grad(loss)))(states, targets))
     euclidean = (covectors**2).sum(axis=2).mean(axis=0)
-    np.testing.assert_allclose(np.asarray(weights) ** 2 * found, euclidean, rtol=1e-10)
+    np.testing.assert_allclose(np.asarray(weights) ** 2 * energies, euclidean, rtol=1e-10)
 
 
 def test_residual_energies_of_another_map_at_every_token():
@@ -44,12 +44,12 @@ def test_residual_energies_of_another_map_at_every_token():
     blocks = random_states(4, LENGTH, 1, 5, 6)
     states = random_states(1, 3, LENGTH, 6)
     measured = eqx.filter_jit(terminal_covectors.readout_residual_energies)
-    found = measured(LocalReadout(blocks), states, ROWS, REGIONS)
+    energies = measured(LocalReadout(blocks), states, ROWS, REGIONS)
     maps = np.asarray(blocks)[:, 0]
     logits = np.einsum("ivd,nid->niv", maps, np.asarray(states))
     residual = 1.7 * np.exp(log_softmax(logits, axis=2)) - np.asarray(ROWS)
     covectors = np.einsum("ivd,niv->nid", maps, residual)
-    np.testing.assert_allclose(found, (covectors**2).sum(axis=2).mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(energies, (covectors**2).sum(axis=2).mean(axis=0), rtol=1e-12)
     behind = LocalReadout(jnp.pad(blocks, ((0, 0), (0, 2), (0, 0), (0, 0))))
     with pytest.raises(eqx.EquinoxRuntimeError, match="expected a tokenwise"):
         measured(behind, states, ROWS, REGIONS)
@@ -60,13 +60,13 @@ def test_query_masses_by_hand():
     # `eq:query-mass-discrete`, `eq:continuum-query-right-bias`,
     # `eq:right-biased-squared-query-mass`.
     alpha = jnp.zeros(10).at[jnp.array([0, 4, 9])].set(jnp.array([0.2, 0.3, 0.5]))
-    found = terminal_covectors.query_masses(
+    masses = terminal_covectors.query_masses(
         alpha, lim.boundary_regions(lim.token_grid(10), 0.2, "points")
     )
     # p = 0.1 is left; 0.2 ... 0.7 are the middle; 0.8, 0.9 and 1 are right.
-    np.testing.assert_allclose(found.masses, [0.2, 0.3, 0.5])
+    np.testing.assert_allclose(masses.masses, [0.2, 0.3, 0.5])
     expected = [100 * 0.2**2 / 1, 100 * 0.3**2 / 6, 100 * 0.5**2 / 3]
-    np.testing.assert_allclose(found.squares, expected)
+    np.testing.assert_allclose(masses.squares, expected)
 
 
 def test_query_masses_of_unequal_cells():
@@ -74,13 +74,13 @@ def test_query_masses_of_unequal_cells():
     grid = lim.graded_grid(9)
     alpha = np.arange(1.0, 10.0) / 45
     regions = lim.boundary_regions(grid, 0.2, "points")
-    found = terminal_covectors.query_masses(jnp.asarray(alpha), regions)
+    masses = terminal_covectors.query_masses(jnp.asarray(alpha), regions)
     nodes = np.asarray(grid.nodes)
     weights = np.asarray(grid.weights)
     members = (nodes < 0.2, (nodes >= 0.2) & (nodes < 0.8), nodes >= 0.8)
-    np.testing.assert_allclose(found.masses, [alpha[b].sum() for b in members], rtol=1e-13)
+    np.testing.assert_allclose(masses.masses, [alpha[b].sum() for b in members], rtol=1e-13)
     squares = [np.sum(alpha[b] ** 2 / weights[b]) / weights[b].sum() for b in members]
-    np.testing.assert_allclose(found.squares, squares, rtol=1e-13)
+    np.testing.assert_allclose(masses.squares, squares, rtol=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -111,15 +111,15 @@ def test_query_masses_of_a_step_are_known(delta, last, ratio, by_masses, by_squa
     steps = after * np.where(np.arange(size) < last, ratio, 1.0)
     alpha = jax.device_put(np.diff(cells(np.arange(size + 1.0))) * steps)
     regions = lim.boundary_regions(grid, delta, "points")
-    found = jax.jit(terminal_covectors.query_masses, static_argnums=1)(alpha, regions)
+    masses = jax.jit(terminal_covectors.query_masses, static_argnums=1)(alpha, regions)
     nodes = ((np.arange(size) + 0.5) / size) ** 3
     ends = np.array([0, (nodes < delta).sum(), (nodes < 1 - delta).sum(), size])
     lengths = np.diff(cells(ends))
     early = np.diff(cells(np.minimum(ends, last)))
-    np.testing.assert_allclose(found.masses, after * (lengths + (ratio - 1) * early), rtol=1e-12)
+    np.testing.assert_allclose(masses.masses, after * (lengths + (ratio - 1) * early), rtol=1e-12)
     squares = after**2 * (lengths + (ratio**2 - 1) * early) / lengths
-    np.testing.assert_allclose(found.squares, squares, rtol=1e-12)
-    judged = bool(found.right_biased), bool(found.right_biased_by_squares)
+    np.testing.assert_allclose(masses.squares, squares, rtol=1e-12)
+    judged = bool(masses.right_biased), bool(masses.right_biased_by_squares)
     assert judged == (by_masses, by_squares)
 
 
@@ -127,20 +127,20 @@ def test_masses_that_are_equal_but_for_rounding_are_not_biased():
     """0.3 in the middle and on the right, but for a part in 10^15; then a millionth more."""
     regions = lim.boundary_regions(lim.token_grid(9), "1/3")
     tenths = jnp.array([0.1, 0.1, 0.2, 0.1, 0.2, 0.0, 0.0, 0.3 * (1 + 1e-15), 0.0])
-    found = terminal_covectors.query_masses(tenths, regions)
-    assert found.masses[2] != found.masses[1] and not found.right_biased
+    masses = terminal_covectors.query_masses(tenths, regions)
+    assert masses.masses[2] != masses.masses[1] and not masses.right_biased
     moved = tenths.at[8].set(1e-6).at[0].add(-1e-6)
     more = terminal_covectors.query_masses(moved, regions)
     assert more.right_biased and more.right_biased_by_squares
 
 
 def test_masses_that_are_no_numbers_are_not_compared():
-    found = terminal_covectors.QueryMasses(
+    masses = terminal_covectors.QueryMasses(
         jnp.array([0.5, jnp.nan, 0.5]), jnp.array([0.0, 1.0, jnp.inf])
     )
     for judge in (lambda m: m.right_biased, lambda m: m.right_biased_by_squares):
         with pytest.raises(eqx.EquinoxRuntimeError, match="query_weights"):
-            jax.block_until_ready(eqx.filter_jit(judge)(found))
+            jax.block_until_ready(eqx.filter_jit(judge)(masses))
 
 
 def test_terminal_covectors_of_local_readouts_stay_near_the_queries():

@@ -16,14 +16,14 @@ from lim_jax.attribution.token_text import (
     sum_by_text,
 )
 from lim_jax.attribution.without_parts import without_parts
-from lim_jax.prompts import context_of
+from lim_jax.prompts import tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
 
 SPANS = ((0, 4, "first"), (4, 8, "second"), (8, 12, "third"))
 
 
 def test_a_context_without_a_part_closes_up_and_knows_the_parts_that_are_left():
-    context = context_of(RenderedPrompt("a=1 b=2 c=3 a=", SPANS), "1")
+    context = tokenize_context(RenderedPrompt("a=1 b=2 c=3 a=", SPANS), "1")
     parts = [Segment(name, (), np.arange(start, end)) for start, end, name in SPANS]
     left = without_parts(context, parts, np.array([True, False, True]))
     assert bytes(left.window.tolist()) == b"a=1 c=3 a=1" and "".join(left.tokens) == "a=1 c=3 a="
@@ -67,9 +67,9 @@ score   first  second  difference
 
 
 def test_context_names():
-    asked = context_of(RenderedPrompt("Wren. Who sings?", ((6, 16, "question"),)), " She")
+    context = tokenize_context(RenderedPrompt("Wren. Who sings?", ((6, 16, "question"),)), " She")
     assert (
-        context_names([asked._replace(id="7"), context_of(RenderedPrompt("Who?"), " She")])
+        context_names([context._replace(id="7"), tokenize_context(RenderedPrompt("Who?"), " She")])
     ) == ["“Who sings?” (id 7)", "context 1"]
 
 
@@ -85,8 +85,10 @@ def test_scores_finding():
 
 
 def test_document_segments():
-    laid = RenderedPrompt("Up. Down. Who?", ((0, 9, "a"), (10, 14, "question")))
-    assert ([(part.within, part.text) for part in document_segments(context_of(laid, " I"))]) == [
+    prompt = RenderedPrompt("Up. Down. Who?", ((0, 9, "a"), (10, 14, "question")))
+    assert (
+        [(part.within, part.text) for part in document_segments(tokenize_context(prompt, " I"))]
+    ) == [
         ("a", "Up. "),
         ("a", "Down."),
     ]
@@ -94,7 +96,9 @@ def test_document_segments():
 
 def test_document_numbers():
     assert (
-        document_numbers(context_of(RenderedPrompt("Up. Who?", ((0, 3, "a"),)), " I")).tolist()
+        document_numbers(
+            tokenize_context(RenderedPrompt("Up. Who?", ((0, 3, "a"),)), " I")
+        ).tolist()
     ) == [-2, 0, 0, -1, -1, -1, -1, -1, -1]
 
 

@@ -110,12 +110,12 @@ FLOWS = {
 def test_rollout_is_the_product_of_mean_attention_matrices(name):
     flow = FLOWS[name]
     x = random_states(4, 12, WIDTH)
-    found = jax.jit(lambda flow, x: attention_rollout(flow, x, lim.token_grid(12)))(flow, x)
+    rollout = jax.jit(lambda flow, x: attention_rollout(flow, x, lim.token_grid(12)))(flow, x)
     layers = [layer_of(flow, index) for index in range(flow.depth)]
     scheme = "euler" if name == "euler" else "split"
     expected = numpy_network.rollout(layers, np.asarray(x), flow.horizon, scheme, falling_profile)
-    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-14)
-    assert np.abs(found[-1, 1:] - found[-1, :-1]).max() > 1e-2
+    np.testing.assert_allclose(rollout, expected, rtol=1e-11, atol=1e-14)
+    assert np.abs(rollout[-1, 1:] - rollout[-1, :-1]).max() > 1e-2
 
 
 def test_layers_that_read_a_state_have_no_attention_to_roll_out():

@@ -16,13 +16,13 @@ from lim_jax.attribution.methods.method_table import chosen_method, method_named
 from lim_jax.attribution.segments import answer_segments, context_segments, whole_answer
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.language_model import LanguageModel
-from lim_jax.prompts.contexts import context_of
+from lim_jax.prompts.contexts import tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
 
 LOSS = CausalLM.margin_loss
 PIECES = ("a=1", "b=22", "c=3")
 SPANS = ((0, 3, "first"), (4, 8, "second"), (9, 12, "third"))
-CONTEXT = context_of(RenderedPrompt("a=1 b=22 c=3 a=", SPANS), "17", loss="margin")
+CONTEXT = tokenize_context(RenderedPrompt("a=1 b=22 c=3 a=", SPANS), "17", loss="margin")
 DOCUMENTS = ["Wren é.", "Owls sang.", "No."]
 
 
@@ -44,7 +44,7 @@ def score(model):
 
 def losses_of_text(model, text):
     """The losses of both tokens of the answer, of a text that was written without parts."""
-    context = context_of(RenderedPrompt(text), "17", loss="margin")
+    context = tokenize_context(RenderedPrompt(text), "17", loss="margin")
     (positions,) = np.nonzero(context.weights)
     arrays = (context.window[:-1], context.window[1:][positions], positions)
     ids, targets, positions = jax.device_put(arrays)
@@ -77,8 +77,8 @@ def test_scores_lie_between_effects_in_all_sets_and_the_mask_gradient(model, sco
     mean, of one weight for all, of the document's effect over the sets and of its mask gradient,
     scaled to these effects by least squares."""
     answer = answer_segments(CONTEXT, None, "token")
-    found = score(16, answer=answer)
-    known = mask_gradient.METHOD.scores(model, CONTEXT, answer, found.parts, LOSS, Run())
+    scores = score(16, answer=answer)
+    known = mask_gradient.METHOD.scores(model, CONTEXT, answer, scores.parts, LOSS, Run())
     for row in range(2):
         effects = np.array(
             [
@@ -89,45 +89,45 @@ def test_scores_lie_between_effects_in_all_sets_and_the_mask_gradient(model, sco
         prior = known.by_part[row, :3]
         slope = prior @ effects / (prior @ prior)
         scaled = max(slope, 0) * prior
-        weights = (found.by_part[row, :3] - scaled) / (effects - scaled)
+        weights = (scores.by_part[row, :3] - scaled) / (effects - scaled)
         np.testing.assert_allclose(weights, weights[0], rtol=1e-6)
         assert 0 < weights[0] <= 1
-        assert (found.errors[row, :3] > 0).all()
+        assert (scores.errors[row, :3] > 0).all()
 
 
 @pytest.mark.slow
 def test_what_is_no_document_is_left_out_alone_and_has_no_error(score, model):
-    found = score(16)
+    scores = score(16)
     whole = losses_of_text(model, "a=1 b=22 c=3 a=").sum()
     without = losses_of_text(model, "a=1b=22c=3=").sum()  # what asks stays
-    assert [part.within for part in found.parts] == ["first", "second", "third", ""]
-    np.testing.assert_allclose(found.by_part[0, 3], without - whole, rtol=1e-9)
-    assert np.isnan(found.errors[0, 3])
-    assert [*found.errors_by_name()] == [(name, "part") for name in ("first", "second", "third")]
+    assert [part.within for part in scores.parts] == ["first", "second", "third", ""]
+    np.testing.assert_allclose(scores.by_part[0, 3], without - whole, rtol=1e-9)
+    assert np.isnan(scores.errors[0, 3])
+    assert [*scores.errors_by_name()] == [(name, "part") for name in ("first", "second", "third")]
 
 
 def test_errors_of_the_parts_of_an_answer_add_up_as_squares(score):
-    found = score(16, answer=answer_segments(CONTEXT, None, "token"))
-    errors = found.errors_by_name()
-    expected = np.sqrt(np.sum(found.errors[:, 1] ** 2))
+    scores = score(16, answer=answer_segments(CONTEXT, None, "token"))
+    errors = scores.errors_by_name()
+    expected = np.sqrt(np.sum(scores.errors[:, 1] ** 2))
     np.testing.assert_allclose(errors["second", "part"], expected, rtol=1e-12)
-    assert found.total_effect.shape == (2,)
+    assert scores.total_effect.shape == (2,)
 
 
 def test_too_few_passes_leave_the_mask_gradient_alone(score, model):
-    found = score(6)
-    known = mask_gradient.METHOD.scores(model, CONTEXT, found.answer, found.parts, LOSS, Run())
-    np.testing.assert_array_equal(found.by_part, known.by_part)
-    assert found.errors is None
+    scores = score(6)
+    known = mask_gradient.METHOD.scores(model, CONTEXT, scores.answer, scores.parts, LOSS, Run())
+    np.testing.assert_array_equal(scores.by_part, known.by_part)
+    assert scores.errors is None
 
 
 def test_a_document_that_is_alone_is_left_out(score, model):
     """Its effect has no other documents to differ with, and no error."""
-    context = context_of(RenderedPrompt("a=1 b=22 c=3 a=", SPANS[1:2]), "17", loss="margin")
-    found = score(16, context)
+    context = tokenize_context(RenderedPrompt("a=1 b=22 c=3 a=", SPANS[1:2]), "17", loss="margin")
+    scores = score(16, context)
     gained = losses_of_text(model, "a=1  c=3 a=") - losses_of_text(model, "a=1 b=22 c=3 a=")
-    np.testing.assert_allclose(found.by_part[0, 0], gained.sum(), rtol=1e-9)
-    assert found.errors is None and found.total_effect is not None
+    np.testing.assert_allclose(scores.by_part[0, 0], gained.sum(), rtol=1e-9)
+    assert scores.errors is None and scores.total_effect is not None
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from lim_jax.attribution.segments import (
 )
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.foils import contrast_loss
-from lim_jax.prompts.contexts import context_of
+from lim_jax.prompts.contexts import tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.results import to_xarray
 from lim_jax.results.tables import FILES, write_table
@@ -31,7 +31,7 @@ from lim_jax.weights import FetchedLayers, LayerSource
 
 TEXT = "Wren é. Mr. X sang.\n\nOff 1.5 m. | Who?"
 SPANS = ((0, 31, "birds"), (31, 34, "user 1"), (34, 38, "question"))
-CONTEXT = context_of(RenderedPrompt(TEXT, SPANS), " It is é. So.", loss="margin")
+CONTEXT = tokenize_context(RenderedPrompt(TEXT, SPANS), " It is é. So.", loss="margin")
 DOCUMENTS = document_segments(CONTEXT)
 LOSS = CausalLM.margin_loss
 
@@ -54,13 +54,15 @@ def test_documents_are_cut_and_every_token_of_them_is_in_one_part():
     assert tokens[5].positions.tolist() == [5, 6], "a character of two bytes is one"
     for parts in ("documents", "paragraphs", "sentences", "tokens"):
         segments = document_segments(CONTEXT, parts)
-        assert np.concatenate([one.positions for one in segments]).tolist() == list(range(32))
-        assert {one.within for one in segments} == {"birds"}
+        assert np.concatenate([segment.positions for segment in segments]).tolist() == list(
+            range(32)
+        )
+        assert {segment.within for segment in segments} == {"birds"}
 
 
 def test_a_document_in_two_stretches_is_cut_in_each():
-    laid = RenderedPrompt("One two. Three. | Four. Who?", ((0, 8, "a"), (18, 23, "a")))
-    segments = document_segments(context_of(laid, " I"))
+    prompt = RenderedPrompt("One two. Three. | Four. Who?", ((0, 8, "a"), (18, 23, "a")))
+    segments = document_segments(tokenize_context(prompt, " I"))
     assert texts(segments) == ["One two.", "Four."]
     assert segments[1].positions.tolist() == [*range(18, 23)]
 
@@ -83,10 +85,17 @@ def derivatives(model):
     The document loses weight but for the context's first token, which has no score; the question
     counts whole.
     """
-    (asked,) = CONTEXT.weights.nonzero()
+    (query_positions,) = CONTEXT.weights.nonzero()
     inside = (0 < np.arange(CONTEXT.length)) & (np.arange(CONTEXT.length) < 32)
-    weights = np.stack([np.isin(asked, one.positions) * CONTEXT.weights[asked] for one in PARTS])
-    ids, targets, places = jax.device_put((CONTEXT.window[:-1], CONTEXT.window[1:][asked], asked))
+    weights = np.stack(
+        [
+            np.isin(query_positions, part.positions) * CONTEXT.weights[query_positions]
+            for part in PARTS
+        ]
+    )
+    ids, targets, places = jax.device_put(
+        (CONTEXT.window[:-1], CONTEXT.window[1:][query_positions], query_positions)
+    )
 
     def of_row(row, log_weights):
         y = Targets(targets, row / row.sum(), places, log_weights=log_weights, parts=numbers)
@@ -96,8 +105,8 @@ def derivatives(model):
     assert (np.asarray(numbers)[inside] >= 0).all() and (np.asarray(numbers)[~inside] < 0).all()
     at = jnp.where(inside, jnp.log(0.2), 0)
     gradients = eqx.filter_jit(jax.vmap(jax.grad(of_row, 1), (0, None)))
-    found = gradients(jax.device_put(weights), at)
-    return np.where(np.arange(CONTEXT.length) > 0, found, 0)
+    slopes = gradients(jax.device_put(weights), at)
+    return np.where(np.arange(CONTEXT.length) > 0, slopes, 0)
 
 
 @pytest.mark.slow
@@ -132,8 +141,10 @@ def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch, tmp
     sharp = jax.tree.map(lambda leaf: 3 * leaf, model)
     rows = PARTS[-4:]
     scores = mask_path.scores(sharp, CONTEXT, rows, DOCUMENTS, LOSS, Run(tmp_path))
-    (asked,) = CONTEXT.weights.nonzero()
-    ids, targets, places = jax.device_put((CONTEXT.window[:-1], CONTEXT.window[1:][asked], asked))
+    (query_positions,) = CONTEXT.weights.nonzero()
+    ids, targets, places = jax.device_put(
+        (CONTEXT.window[:-1], CONTEXT.window[1:][query_positions], query_positions)
+    )
     numbers = jax.device_put(document_numbers(CONTEXT))
 
     @jax.jit
@@ -144,11 +155,13 @@ def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch, tmp
 
     assert scores.total_effect is not None and scores.by_token is not None
     sums = scores.by_token.sum(axis=1)
-    for row, added, given in zip(rows, sums, scores.total_effect, strict=True):
-        weights = jnp.asarray(np.isin(asked, row.positions) * CONTEXT.weights[asked])
+    for row, added, total_effect in zip(rows, sums, scores.total_effect, strict=True):
+        weights = jnp.asarray(
+            np.isin(query_positions, row.positions) * CONTEXT.weights[query_positions]
+        )
         expected = loss(sharp, weights, np.log(1e-3)) - loss(sharp, weights, 0.0)
-        np.testing.assert_allclose(given, expected, rtol=1e-8)
-        assert abs(added - given) <= abs(given) / 20
+        np.testing.assert_allclose(total_effect, expected, rtol=1e-8)
+        assert abs(added - total_effect) <= abs(total_effect) / 20
     nodes = [count for count, _ in taken]
     assert nodes == [2**power for power in range(len(taken))] and len(taken) > 1
     left = [rows for _, rows in taken]
@@ -173,8 +186,8 @@ def test_a_note_counts_the_parts_that_do_not_add_up():
 def test_what_is_not_shown_is_not_missed():
     """A twentieth of what was given, or half of the second decimal that is printed."""
     sums = np.array([-0.897, -0.84, 0.004, 0.008])
-    given = np.array([-0.809, -0.809, 0.0, 0.002])
-    assert mask_path.is_unresolved(sums, given).tolist() == [True, False, False, True]
+    effects = np.array([-0.809, -0.809, 0.0, 0.002])
+    assert mask_path.is_unresolved(sums, effects).tolist() == [True, False, False, True]
 
 
 def test_scores_are_kept_in_a_table_and_as_labelled_arrays(tmp_path):
@@ -214,9 +227,9 @@ def test_layers_in_files_are_read_at_most_twice_and_not_again_from_a_checkpoint(
     gradients = mask_gradients.mask_gradients
     rule = np.array([[np.log(0.2)], [1.0]])
     for _ in range(2):
-        found = gradients(away, CONTEXT, PARTS[-1:], LOSS, rule, Run(tmp_path))
+        slopes = gradients(away, CONTEXT, PARTS[-1:], LOSS, rule, Run(tmp_path))
         jax.effects_barrier()
-        np.testing.assert_allclose(found, derivatives[-1:], rtol=1e-9, atol=1e-14)
+        np.testing.assert_allclose(slopes, derivatives[-1:], rtol=1e-9, atol=1e-14)
     with pytest.raises(Refusal, match="checkpoint: got .*, of function"):
         gradients(away, CONTEXT, PARTS[:1], LOSS, rule, Run(tmp_path))
     assert len(reads) <= 4
@@ -227,15 +240,15 @@ def test_parts_that_are_not_there_are_refused():
         answer_segments(CONTEXT, None, "word")
     with pytest.raises(Refusal, match="document_parts: got 'pages'"):
         document_segments(CONTEXT, "pages")
-    foil = context_of(RenderedPrompt(TEXT, SPANS), " It", loss="contrast", foil=" No")
+    foil = tokenize_context(RenderedPrompt(TEXT, SPANS), " It", loss="contrast", foil=" No")
     with pytest.raises(Refusal, match="parts: got an answer with a foil"):
         answer_segments(foil)
 
 
 def test_all_parts_of_a_context_are_those_of_documents_then_others_and_the_rest():
-    found = [(part.within, part.text) for part in context_segments(CONTEXT)]
+    parts = [(part.within, part.text) for part in context_segments(CONTEXT)]
     others = [("user 1", " | "), ("question", "Who?"), ("", " It is é. So"[:0])]
-    assert found[0] == ("birds", TEXT[:31]) and found[1:3] == others[:2]
+    assert parts[0] == ("birds", TEXT[:31]) and parts[1:3] == others[:2]
     rest = context_segments(CONTEXT)[-1]
     assert rest.label == ("", "rest") and rest.positions.tolist() == [*range(39, CONTEXT.length)]
 
@@ -244,7 +257,7 @@ def test_all_parts_of_a_context_are_those_of_documents_then_others_and_the_rest(
 def test_answers_of_other_lengths_have_one_program(model, method):
     """Answers of 5 and of 9 tokens are padded to 16, as their contexts are to one length."""
     of_five, of_nine = (
-        context_of(RenderedPrompt(TEXT, SPANS), answer, loss="margin")
+        tokenize_context(RenderedPrompt(TEXT, SPANS), answer, loss="margin")
         for answer in (" She.", " It sang.")
     )
 
@@ -263,7 +276,7 @@ def test_a_path_over_a_foil_adds_up_to_what_the_document_gives(model, monkeypatc
     """Each of sixteen gradients counts for its share, also where the whole answer has one loss."""
     monkeypatch.setattr(mask_path, "NODES", 16)
     sharp = jax.tree.map(lambda leaf: 3 * leaf, model)
-    context = context_of(RenderedPrompt(TEXT, SPANS), " It", loss="contrast", foil=" He")
+    context = tokenize_context(RenderedPrompt(TEXT, SPANS), " It", loss="contrast", foil=" He")
     documents = document_segments(context, "documents")
     whole = [whole_answer(context)]
     scores = mask_path.scores(sharp, context, whole, documents, contrast_loss, Run())

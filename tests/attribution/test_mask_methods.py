@@ -19,13 +19,13 @@ from lim_jax.attribution.method import Run
 from lim_jax.attribution.signed_profile import signed_profile
 from lim_jax.attribution.time_budget import NetworkAndLoss
 from lim_jax.models import CausalLM, LanguageModel
-from lim_jax.prompts.contexts import context_of
+from lim_jax.prompts.contexts import tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
 
 TEXT = "Up.\n\nDn 2.\n\nQuestion: Who?\nAnswer:"
 PLACES = {"document 1": (0, 3), "document 2": (5, 10), "question": (22, 26)}
 SPANS = tuple((*place, name) for name, place in PLACES.items())
-CONTEXT = context_of(RenderedPrompt(TEXT, SPANS), " It", loss="margin")
+CONTEXT = tokenize_context(RenderedPrompt(TEXT, SPANS), " It", loss="margin")
 LENGTH = CONTEXT.length
 HEADS = 2
 DEPTH = 2
@@ -85,9 +85,9 @@ def loss_where_documents_weigh(network, weight):
 @pytest.fixture(scope="module")
 def mask_gradient(network):
     """Minus the slopes where documents weigh 0.2, and none of the context's first token."""
-    found = -slopes(network, np.where(INSIDE, np.log(0.2), 0))
-    assert abs(found[0]) > 1e-4, "otherwise the first token would have a score"
-    return np.where(np.arange(LENGTH) > 0, found, 0)
+    gradient = -slopes(network, np.where(INSIDE, np.log(0.2), 0))
+    assert abs(gradient[0]) > 1e-4, "otherwise the first token would have a score"
+    return np.where(np.arange(LENGTH) > 0, gradient, 0)
 
 
 @pytest.mark.slow
@@ -97,10 +97,10 @@ def test_a_mask_gradient_is_taken_where_documents_weigh_a_fifth(network, mask_gr
     answered = asked(network, "mask-gradient", parts=parts)
     np.testing.assert_allclose(answered.tokens, mask_gradient, rtol=1e-9, atol=1e-13)
     assert answered.tokens[0] == 0
-    found = {part.name: part.score for part in answered.parts}
+    by_name = {part.name: part.score for part in answered.parts}
     for name, (start, end) in PLACES.items():
         expected = mask_gradient[start:end].sum()
-        np.testing.assert_allclose(found[name], expected, rtol=1e-9, atol=1e-13)
+        np.testing.assert_allclose(by_name[name], expected, rtol=1e-9, atol=1e-13)
 
 
 @pytest.mark.slow
@@ -129,8 +129,8 @@ def test_a_profile_takes_the_same_mask_gradient(network, mask_gradient):
     assert scored.tokens[0] == 0, "the context's first token has no score"
     for name, (start, end) in PLACES.items():
         expected = mask_gradient[start:end].sum()
-        found = scored.by_name()[name, "part"]
-        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13)
+        score = scored.by_name()[name, "part"]
+        np.testing.assert_allclose(score, expected, rtol=1e-9, atol=1e-13)
 
 
 def test_a_profile_takes_the_same_path(network, path):
@@ -166,14 +166,14 @@ def test_documents_give_the_loss_without_them_less_that_of_the_whole(network, me
     expected = loss_where_documents_weigh(network, 1e-3) - loss_where_documents_weigh(network, 1)
     assert abs(expected) > 1e-3
     for parts in ("answer", "token"):
-        given = asked(network, method, parts=parts).total_effect
-        np.testing.assert_allclose(given, expected, rtol=1e-9)
+        total_effect = asked(network, method, parts=parts).total_effect
+        np.testing.assert_allclose(total_effect, expected, rtol=1e-9)
 
 
 def heads_of(network):
     """The heads that gave most to each part of the one context."""
-    asked = NetworkAndLoss(network, [CONTEXT.weights], CausalLM.margin_loss)
-    return strongest_heads(asked, ContextBatch([CONTEXT.window], [CONTEXT]))
+    network_and_loss = NetworkAndLoss(network, [CONTEXT.weights], CausalLM.margin_loss)
+    return strongest_heads(network_and_loss, ContextBatch([CONTEXT.window], [CONTEXT]))
 
 
 @pytest.fixture(scope="module")
@@ -210,24 +210,24 @@ def test_heads_of_each_part_stand_by_size_and_those_in_no_part_are_left_out(head
 
 
 def test_of_more_heads_the_five_that_gave_most_are_told():
-    found = heads_of(byte_network(LENGTH, heads=4, depth=2, seed=3))
-    assert [head.name for head in found] == [name for name in PLACES for _ in range(5)]
+    strongest = heads_of(byte_network(LENGTH, heads=4, depth=2, seed=3))
+    assert [head.name for head in strongest] == [name for name in PLACES for _ in range(5)]
 
 
 @pytest.mark.slow
 def test_a_signed_profile_is_minus_the_slopes_by_position_where_all_weigh_one(network):
     """As a density over the positions of one context, and of the first token too."""
-    found = signed_profile(network, [CONTEXT], "margin", delta=0.25)
+    profile = signed_profile(network, [CONTEXT], "margin", delta=0.25)
     expected = LENGTH * -slopes(network, np.zeros(LENGTH), np.full(LENGTH, -1))
-    np.testing.assert_allclose(found.density.value, expected, rtol=1e-9, atol=1e-11)
-    weights = np.asarray(found.regions.weights)
-    np.testing.assert_allclose(found.regional.value, weights @ expected, atol=1e-11)
-    assert found.contexts == 1 and np.isinf(np.asarray(found.regional.error)).all()
+    np.testing.assert_allclose(profile.density.value, expected, rtol=1e-9, atol=1e-11)
+    weights = np.asarray(profile.regions.weights)
+    np.testing.assert_allclose(profile.regional.value, weights @ expected, atol=1e-11)
+    assert profile.contexts == 1 and np.isinf(np.asarray(profile.regional.error)).all()
 
 
 def test_a_signed_profile_shows_errors_of_two_contexts_and_of_one_none(network):
     other = CONTEXT._replace(window=np.where(CONTEXT.window == ord("2"), 55, CONTEXT.window))
     both = signed_profile(network, [CONTEXT, other], "margin")
     alone = signed_profile(network, [CONTEXT], "margin")
-    assert [len(f"{found}".splitlines()) for found in (both, alone)] == [2, 1]
+    assert [len(f"{profile}".splitlines()) for profile in (both, alone)] == [2, 1]
     assert np.isfinite(np.asarray(both.regional.error)).all()

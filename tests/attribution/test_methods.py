@@ -22,7 +22,7 @@ from lim_jax.attribution.segments import answer_segments, context_segments, whol
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.foils import contrast_loss
-from lim_jax.prompts.contexts import context_of
+from lim_jax.prompts.contexts import tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
 
 LOSS = CausalLM.margin_loss
@@ -33,7 +33,7 @@ PROMPTS = [
     ),
     (RenderedPrompt("a=1 b=2 b=", ((0, 3, "first"), (4, 7, "second"))), "2"),
 ]
-CONTEXTS = [context_of(laid, answer, loss="margin") for laid, answer in PROMPTS]
+CONTEXTS = [tokenize_context(laid, answer, loss="margin") for laid, answer in PROMPTS]
 NAMES = [("first", "part"), ("second", "part"), ("third", "part"), ("", "rest")]
 
 
@@ -98,11 +98,11 @@ def scored(model, context, method, loss=LOSS):
 )
 def test_scores_of_tokens_are_those_of_the_formula_and_parts_their_sums(model, method):
     for context in CONTEXTS:
-        found = scored(model, context, method)
+        scores = scored(model, context, method)
         expected = by_formula(model, context, method)
-        assert found.tokens is not None
-        np.testing.assert_allclose(found.tokens, expected, rtol=1e-9, atol=1e-13)
-        by_name = found.by_name()
+        assert scores.tokens is not None
+        np.testing.assert_allclose(scores.tokens, expected, rtol=1e-9, atol=1e-13)
+        by_name = scores.by_name()
         assert [*by_name] == [name for name in NAMES if name in by_name]
         for span in context.spans:
             part = by_name[span.name, "part"]
@@ -119,7 +119,7 @@ def test_a_method_of_the_whole_answer_refuses_parts_of_it(model, method):
 
 def losses_of_text(model, text, answer):
     """The losses of an answer's tokens, of a text that was written without a part."""
-    context = context_of(RenderedPrompt(text), answer)
+    context = tokenize_context(RenderedPrompt(text), answer)
     x, y = example(model, context)
     rows = jnp.eye(y.weights.shape[0])
 
@@ -132,16 +132,16 @@ def losses_of_text(model, text, answer):
 
 @pytest.mark.slow
 def test_a_part_left_out_is_the_text_without_it_and_what_asks_stays(model):
-    found = scored(model, CONTEXTS[0], "leave-one-out").by_name()
+    by_name = scored(model, CONTEXTS[0], "leave-one-out").by_name()
     whole = losses_of_text(model, "a=1 b=22 c=3 a=", "17").sum()
     without = {"first": " b=22 c=3 a=", "second": "a=1  c=3 a=", "third": "a=1 b=22  a="}
     for name, text in without.items():
         gained = losses_of_text(model, text, "17").sum() - whole
-        np.testing.assert_allclose(found[name, "part"], gained, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(by_name[name, "part"], gained, rtol=1e-9, atol=1e-12)
     # The rest has the place that asks, which stays.
     rest = losses_of_text(model, "a=1b=22c=3=", "17").sum() - whole
-    np.testing.assert_allclose(found["", "rest"], rest, rtol=1e-9, atol=1e-12)
-    everywhere = context_of(PROMPTS[0][0], loss="next-token")
+    np.testing.assert_allclose(by_name["", "rest"], rest, rtol=1e-9, atol=1e-12)
+    everywhere = tokenize_context(PROMPTS[0][0], loss="next-token")
     with pytest.raises(ValueError, match="loss: got one that asks at every position"):
         scored(model, everywhere, "leave-one-out", CausalLM.loss)
 
@@ -152,32 +152,32 @@ def test_what_each_token_of_the_answer_loses_without_a_part(model):
     (context, *_), parts = CONTEXTS, context_segments(CONTEXTS[0])
     answer = answer_segments(context, None, "token")
     leave_one_out = METHODS["leave-one-out"].scores
-    found = leave_one_out(model, context, answer, parts, LOSS, Run())
+    scores = leave_one_out(model, context, answer, parts, LOSS, Run())
     whole = losses_of_text(model, "a=1 b=22 c=3 a=", "17")
     without = losses_of_text(model, "a=1  c=3 a=", "17")
-    np.testing.assert_allclose(found.by_part[:, 1], without - whole, rtol=1e-9, atol=1e-12)
-    assert abs(np.diff(without - whole)[0]) > 1e-3 and found.by_token is None
+    np.testing.assert_allclose(scores.by_part[:, 1], without - whole, rtol=1e-9, atol=1e-12)
+    assert abs(np.diff(without - whole)[0]) > 1e-3 and scores.by_token is None
     (of_all,) = leave_one_out(model, context, [whole_answer(context)], parts, LOSS, Run()).by_part
-    np.testing.assert_allclose(found.by_part.sum(axis=0), of_all, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(scores.by_part.sum(axis=0), of_all, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.slow
 def test_a_contrast_is_left_out_of_the_prompt(model):
-    laid = PROMPTS[0][0]
-    context = context_of(laid, "17", loss="contrast", foil="2")
-    found = scored(model, context, "leave-one-out", contrast_loss).by_name()
+    prompt = PROMPTS[0][0]
+    context = tokenize_context(prompt, "17", loss="contrast", foil="2")
+    by_name = scored(model, context, "leave-one-out", contrast_loss).by_name()
 
     @eqx.filter_jit
     def loss(model, ids, y):
         return contrast_loss(model, model.embed(ids), y)
 
     def odds(text):
-        one = context_of(RenderedPrompt(text), "17", loss="contrast", foil="2")
+        one = tokenize_context(RenderedPrompt(text), "17", loss="contrast", foil="2")
         assert one.contrast is not None
         return loss(model, *jax.device_put((one.window[:-1], one.contrast)))
 
-    gained = odds("a=1  c=3 a=") - odds(laid.text)
-    np.testing.assert_allclose(found["second", "part"], gained, rtol=1e-9, atol=1e-12)
+    gained = odds("a=1  c=3 a=") - odds(prompt.text)
+    np.testing.assert_allclose(by_name["second", "part"], gained, rtol=1e-9, atol=1e-12)
 
 
 def test_a_sparse_regression_finds_the_terms_of_a_sum(model, monkeypatch):
@@ -192,12 +192,12 @@ def test_a_sparse_regression_finds_the_terms_of_a_sum(model, monkeypatch):
     monkeypatch.setattr(ablations, "losses_without", losses)
     answer = answer_segments(CONTEXTS[0], None, "token")
     parts = context_segments(CONTEXTS[0])
-    found = ablations.scores(model, CONTEXTS[0], answer, parts, LOSS, Run()).by_part
+    by_part = ablations.scores(model, CONTEXTS[0], answer, parts, LOSS, Run()).by_part
     # The Lasso takes its strength, over a feature's deviation, from every term.
     strength = 0.01 / seen[0].std(axis=0)
     shrunk = np.sign(terms) * np.maximum(np.abs(terms) - strength, 0)
-    np.testing.assert_allclose(found, shrunk, atol=8e-3)
-    assert found[0, 1] == found[0, 3] == found[1, 0] == 0 and seen[0].shape == (64, 4)
+    np.testing.assert_allclose(by_part, shrunk, atol=8e-3)
+    assert by_part[0, 1] == by_part[0, 3] == by_part[1, 0] == 0 and seen[0].shape == (64, 4)
     assert abs(seen[0].mean() - 0.5) < 0.15
 
 
@@ -209,9 +209,9 @@ def test_scores_go_on_after_the_last_context(model, tmp_path, monkeypatch):
     calls = []
     scores = models.ids._scores
     monkeypatch.setattr(models.ids, "_scores", lambda *of: calls.append(of) or scores(*of))
-    found = score(CONTEXTS, method=method)
+    result = score(CONTEXTS, method=method)
     assert len(calls) == 1
-    np.testing.assert_array_equal(found.scores[0].tokens, first.scores[0].tokens)
+    np.testing.assert_array_equal(result.scores[0].tokens, first.scores[0].tokens)
     with pytest.raises(ValueError, match="another"):
         score(CONTEXTS[1:], method=method)
     other = CONTEXTS[1]._replace(spans=CONTEXTS[1].spans[:1])  # the same ids, fewer parts
@@ -283,13 +283,13 @@ def test_methods_say_what_they_score():
 def test_of_an_answer_that_nothing_moves_no_token_has_influence(model):
     """Where the readout is zero every answer is as likely, whatever is read."""
     still = eqx.tree_at(lambda model: model.head, model, jnp.zeros_like(model.head))
-    found = scored(still, CONTEXTS[0], "influence").tokens
-    assert found is not None and not found.any()
+    token_scores = scored(still, CONTEXTS[0], "influence").tokens
+    assert token_scores is not None and not token_scores.any()
 
 
 def test_influence_is_that_of_the_contrast_where_one_is_asked(model):
-    context = context_of(PROMPTS[0][0], "17", loss="contrast", foil="2")
-    found = np.asarray(scored(model, context, "influence", contrast_loss).tokens)
+    context = tokenize_context(PROMPTS[0][0], "17", loss="contrast", foil="2")
+    token_scores = np.asarray(scored(model, context, "influence", contrast_loss).tokens)
 
     @eqx.filter_jit
     def slopes(model, x, y):
@@ -297,7 +297,9 @@ def test_influence_is_that_of_the_contrast_where_one_is_asked(model):
 
     ids, y = jax.device_put((context.window[:-1], context.contrast))
     energy = np.sum(np.asarray(slopes(model, model.embed(ids), y)) ** 2, axis=1)
-    np.testing.assert_allclose(found, (energy / energy.sum())[: len(found)], rtol=1e-9, atol=1e-13)
+    np.testing.assert_allclose(
+        token_scores, (energy / energy.sum())[: len(token_scores)], rtol=1e-9, atol=1e-13
+    )
 
 
 def test_integrated_gradients_need_the_average_word(model):

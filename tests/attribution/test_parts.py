@@ -8,14 +8,14 @@ from lim_jax.attribution.orders import average_orders, shuffled_shares
 from lim_jax.attribution.parts import (
     context_names,
     is_document,
+    iterate_parts,
     mean_shares,
     measured_contexts,
-    parts_of,
     shares_by_context,
 )
 from lim_jax.attribution.segments import document_numbers, document_segments
 from lim_jax.attribution.token_text import group_tokens, in_text, most_in_words, sum_by_text
-from lim_jax.prompts.contexts import Context, Span, context_of
+from lim_jax.prompts.contexts import Context, Span, tokenize_context
 from lim_jax.prompts.document_orders import ShuffledContexts
 from lim_jax.prompts.documents import RenderedPrompt
 
@@ -48,8 +48,8 @@ def test_the_rest_stands_last_also_behind_parts_of_later_contexts():
 
 
 def test_a_context_without_names_has_no_rest():
-    assert list(parts_of(context("ab"))) == []
-    (part,) = parts_of(context("ab", all=[0, 1]))
+    assert list(iterate_parts(context("ab"))) == []
+    (part,) = iterate_parts(context("ab", all=[0, 1]))
     assert part[0] == ("all", "part")
 
 
@@ -129,33 +129,33 @@ def test_orders_of_a_line_are_averaged_and_their_parts_stand_as_in_the_line():
 
 def test_shares_of_places_and_documents_are_told_by_the_documents_own_numbers():
     second = line("CAB", [[0, 1, 2], [1, 2, 0], [2, 0, 1]])  # the same names in another order
-    found = shuffled_shares([line("ABC", ORDERS), second], ENERGIES * 2)
-    assert found.names == ("A", "B", "C") and found.same
-    assert found.documents[0].tolist() == ORDERS
-    assert found.documents[1].tolist() == [[2, 0, 1], [0, 1, 2], [1, 2, 0]]
-    np.testing.assert_allclose(found.shares[0, 0], [0.6, 0.1, 0.1])
+    shares = shuffled_shares([line("ABC", ORDERS), second], ENERGIES * 2)
+    assert shares.names == ("A", "B", "C") and shares.same
+    assert shares.documents[0].tolist() == ORDERS
+    assert shares.documents[1].tolist() == [[2, 0, 1], [0, 1, 2], [1, 2, 0]]
+    np.testing.assert_allclose(shares.shares[0, 0], [0.6, 0.1, 0.1])
 
 
 def test_documents_of_other_names_are_told_by_their_number_in_the_line():
-    found = shuffled_shares([line("ABC", ORDERS), line("ABD", ORDERS)], ENERGIES * 2)
-    assert found.names == ("document 1", "document 2", "document 3") and not found.same
-    assert found.documents.tolist() == [ORDERS, ORDERS]
+    shares = shuffled_shares([line("ABC", ORDERS), line("ABD", ORDERS)], ENERGIES * 2)
+    assert shares.names == ("document 1", "document 2", "document 3") and not shares.same
+    assert shares.documents.tolist() == [ORDERS, ORDERS]
 
 
 def test_documents_of_one_name_and_other_texts_are_not_the_same():
     other = line("ABC", ORDERS)
     tokens = [one._replace(tokens=tuple("xyz?")) for one in other.contexts]
-    found = shuffled_shares(
+    shares = shuffled_shares(
         [line("ABC", ORDERS), other._replace(contexts=tuple(tokens))], ENERGIES * 2
     )
-    assert found.names == ("A", "B", "C") and not found.same
+    assert shares.names == ("A", "B", "C") and not shares.same
 
 
 def segments(text, *spans, parts="sentences"):
     """Places and texts of the parts of one document, whose ends are in characters."""
-    laid = RenderedPrompt(text, tuple((*span, "a") for span in spans))
-    found = document_segments(context_of(laid, " I"), parts)
-    return [(part.text, part.positions.tolist()) for part in found]
+    prompt = RenderedPrompt(text, tuple((*span, "a") for span in spans))
+    pieces = document_segments(tokenize_context(prompt, " I"), parts)
+    return [(part.text, part.positions.tolist()) for part in pieces]
 
 
 def test_a_sentence_may_begin_with_a_character_of_many_bytes():
@@ -173,7 +173,7 @@ def test_a_sentence_may_begin_with_a_character_of_many_bytes():
 
 def test_tokens_of_a_document_that_make_no_character_are_of_its_last_part():
     """As where a document's last character ends in a token behind it."""
-    cut = context_of(RenderedPrompt("Up. Né", ((0, 6, "a"),)), " I")
+    cut = tokenize_context(RenderedPrompt("Up. Né", ((0, 6, "a"),)), " I")
     short = cut._replace(spans=(Span("a", np.arange(6)),))
     assert [part.positions.tolist() for part in document_segments(short)] == [[0, 1, 2, 3], [4, 5]]
 
@@ -187,7 +187,7 @@ def test_a_document_in_two_stretches_has_parts_in_each():
 
 
 def numbers(text, *spans):
-    return document_numbers(context_of(RenderedPrompt(text, spans), " I")).tolist()
+    return document_numbers(tokenize_context(RenderedPrompt(text, spans), " I")).tolist()
 
 
 def test_only_a_document_that_begins_the_context_has_a_first_token_of_its_own():

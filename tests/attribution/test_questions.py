@@ -55,17 +55,17 @@ def signed(ask):
 
 def test_rows_are_sums_over_the_tokens_of_each_part(signed):
     """Of two documents and the question; what is in none of them is the rest."""
-    found = {part.name: part for part in signed.parts}
-    assert sorted(found) == sorted(NAMES)
+    by_name = {part.name: part for part in signed.parts}
+    assert sorted(by_name) == sorted(NAMES)
     length = len(PROMPT) + 2
     inside = set().union(*PLACES.values())
     rest = [place for place in range(length) if place not in inside]
     for name, places in {**PLACES, "": rest}.items():
-        part = found[name]
+        part = by_name[name]
         places = list(places)
         np.testing.assert_allclose(part.score, signed.tokens[places].sum(), rtol=1e-12)
         assert (part.tokens, part.of_tokens) == (len(places), len(places) / length)
-    kinds = {name: found[name].kind for name in NAMES}
+    kinds = {name: by_name[name].kind for name in NAMES}
     assert kinds == {
         "document 1": "document",
         "document 2": "document",
@@ -184,8 +184,8 @@ def test_a_matrix_counts_the_tokens_of_each_part(network, tmp_path):
     write_answer(answered, tmp_path)
     with (tmp_path / "matrix.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    found = [(row["name"], row["text"], row["tokens"]) for row in rows[:3]]
-    assert found == [
+    cells = [(row["name"], row["text"], row["tokens"]) for row in rows[:3]]
+    assert cells == [
         ("document 1", "Né.", "4"),
         ("document 2", "Up. ", "4"),
         ("document 2", "On.", "3"),
@@ -247,8 +247,8 @@ def test_a_question_foretells_what_scoring_takes(network):
             foil="",
             max_length=4096,
         )
-        asked = read_question(model, question)
-        return asked.cost(model)
+        read = read_question(model, question)
+        return read.cost(model)
 
     of_answer = METHODS["mask-gradient"].cost
     assert cost("mask-gradient", parts="token") == of_answer(0, 40)
@@ -263,9 +263,9 @@ def test_a_question_foretells_what_scoring_takes(network):
 
 def test_an_answer_follows_a_space_but_in_a_chat():
     model = LanguageModel(byte_network(8), chat_template=ChatTemplate("", {}))
-    asked = partial(question_line, model, QUESTION, DOCUMENTS, answer="It", foil="No")
-    chat = asked()
-    plain = asked(chat=False)
+    line_of = partial(question_line, model, QUESTION, DOCUMENTS, answer="It", foil="No")
+    chat = line_of()
+    plain = line_of(chat=False)
     assert [message["content"] for message in chat.messages] == [QUESTION]
     assert (chat.answer, chat.foil, chat.question) == ("It", "No", "")
     assert (plain.answer, plain.foil, plain.question) == (" It", " No", QUESTION)

@@ -36,7 +36,7 @@ from lim_jax.attribution.parts import measured_contexts, shares_by_context
 from lim_jax.attribution.profile_run import measure, require_fitting
 from lim_jax.attribution.segments import Segment
 from lim_jax.density.statistics import Influence
-from lim_jax.prompts.contexts import Context, Span, context_of
+from lim_jax.prompts.contexts import Context, Span, tokenize_context
 from lim_jax.prompts.document_orders import ShuffledContexts
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.weights import FetchedLayers, LayerSource
@@ -71,24 +71,24 @@ def scored(by_name, tokens=None, given=None):
 
 
 def records():
-    found = [scored(parts, tokens) for parts, tokens in zip(SCORES, TOKENS, strict=True)]
-    return {record.name: record for record in mean_scores_of_parts(CONTEXTS, found)}
+    scores = [scored(parts, tokens) for parts, tokens in zip(SCORES, TOKENS, strict=True)]
+    return {record.name: record for record in mean_scores_of_parts(CONTEXTS, scores)}
 
 
 def test_shares_of_scores_of_both_signs_are_of_the_documents_sizes():
     """One and three of four in the first context, all in the second; the question has no share."""
-    found = records()
-    assert list(found) == ["one", "two", "question", ""]
-    assert found["one"].of_documents == pytest.approx((1 / 4 - 1) / 2)
-    assert found["two"].of_documents == pytest.approx(-3 / 4)
-    assert found["question"].of_documents is None and found[""].of_documents is None
-    assert found["one"].score == pytest.approx(-0.5) and found["one"].contexts == 2
+    by_name = records()
+    assert list(by_name) == ["one", "two", "question", ""]
+    assert by_name["one"].of_documents == pytest.approx((1 / 4 - 1) / 2)
+    assert by_name["two"].of_documents == pytest.approx(-3 / 4)
+    assert by_name["question"].of_documents is None and by_name[""].of_documents is None
+    assert by_name["one"].score == pytest.approx(-0.5) and by_name["one"].contexts == 2
 
 
 def test_the_tokens_of_a_record_that_hold_most_are_those_that_speak_for_it():
-    found = records()
-    assert found["two"].most == "“c” 100 %, “b” 0 %"
-    assert found["one"].most == "“a” 100 %, “x” 0 %"
+    by_name = records()
+    assert by_name["two"].most == "“c” 100 %, “b” 0 %"
+    assert by_name["one"].most == "“a” 100 %, “x” 0 %"
 
 
 def parts_of_scores(*scores):
@@ -114,8 +114,8 @@ def test_a_finding_tells_the_least_score_only_where_it_speaks_against():
 def test_a_finding_says_by_how_much_scores_may_miss_what_documents_give():
     """To either side: in the first context they are half a unit too large."""
     name = ("a", "part")
-    found = [scored({name: 1.5}, given=1.0), scored({name: 2.25}, given=2.5)]
-    said = scores_finding(ScoresOfContexts("mask-path", [], found, parts_of_scores(1.875, 0)))
+    scores = [scored({name: 1.5}, given=1.0), scored({name: 2.25}, given=2.5)]
+    said = scores_finding(ScoresOfContexts("mask-path", [], scores, parts_of_scores(1.875, 0)))
     assert said.endswith(
         " All documents together give +1.750 on average; their scores add up to +1.875, and differ "
         "from it by at most 0.500 in a context."
@@ -129,9 +129,9 @@ def test_a_command_costs_what_the_context_of_the_most_parts_does():
 
 def test_a_part_that_every_ablation_keeps_has_no_coefficient():
     kept = np.array([[1, 1], [1, 0], [1, 1], [1, 0]], bool)
-    found = sparse_regression(kept, np.array([3.0, 1.0, 3.0, 1.0]))
+    regression = sparse_regression(kept, np.array([3.0, 1.0, 3.0, 1.0]))
     # The feature is one half more or less than its mean: two, less the Lasso's 0.01 over it.
-    np.testing.assert_allclose(found, [0, 2 - 0.01 / 0.5], atol=1e-12)
+    np.testing.assert_allclose(regression, [0, 2 - 0.01 / 0.5], atol=1e-12)
 
 
 def test_rows_of_contexts_say_how_their_influence_lies_in_regions(tmp_path):
@@ -147,8 +147,8 @@ def test_rows_of_contexts_say_how_their_influence_lies_in_regions(tmp_path):
     write_contexts(measured, influence, shares, range(0, 4, 2), tmp_path)
     first, second = rows_of(tmp_path / "contexts.csv")
     assert (first["context"], first["tokens"], first["asked"]) == ("0", "5", "4")
-    found = [float(first[name]) for name in ("total", "left", "middle", "right")]
-    np.testing.assert_allclose(found, [2.0, 0.1, 0.5, 0.4])
+    numbers = [float(first[name]) for name in ("total", "left", "middle", "right")]
+    np.testing.assert_allclose(numbers, [2.0, 0.1, 0.5, 0.4])
     assert [float(second[name]) for name in ("total", "left", "middle", "right")] == [0] * 4
     assert second["context"] == "2", "numbered by the first of its two orders"
     records = rows_of(tmp_path / "records_by_context.csv")
@@ -223,12 +223,12 @@ NETWORK = byte_network(5)
 ENERGY = {5: np.arange(1.0, 6), 3: np.array([2.0, 1, 1])}
 
 
-def measured(monkeypatch, shown=0, network=NETWORK, contexts=CONTEXTS, **options):
+def measured(monkeypatch, contexts_on_page=0, network=NETWORK, contexts=CONTEXTS, **options):
     """What is measured of contexts whose energies are known, and of how many these were asked."""
-    asked = []
+    calls = []
 
     def energies_of_ids(network, windows, **_):
-        asked.append(len(windows))
+        calls.append(len(windows))
         return [ENERGY[len(window) - 1] for window in windows]
 
     def accounts_of_contexts(network, windows, weights, **_):
@@ -236,13 +236,13 @@ def measured(monkeypatch, shown=0, network=NETWORK, contexts=CONTEXTS, **options
 
     monkeypatch.setattr(profile_run.models, "energies_of_ids", energies_of_ids)
     monkeypatch.setattr(profile_run, "accounts_of_contexts", accounts_of_contexts)
-    return measure(network, contexts, "answer", shown=shown, **options), asked
+    return measure(network, contexts, "answer", contexts_on_page=contexts_on_page, **options), calls
 
 
-@pytest.mark.parametrize("shown, asked", [(0, [2]), (1, [1]), (2, [])])
-def test_contexts_of_a_page_are_not_measured_twice(monkeypatch, shown, asked):
-    result, counts = measured(monkeypatch, shown)
-    assert counts == asked and len(result.accounts) == shown
+@pytest.mark.parametrize("contexts_on_page, asked", [(0, [2]), (1, [1]), (2, [])])
+def test_contexts_of_a_page_are_not_measured_twice(monkeypatch, contexts_on_page, asked):
+    result, counts = measured(monkeypatch, contexts_on_page)
+    assert counts == asked and len(result.accounts) == contexts_on_page
     for energy, length in zip(result.energies, (5, 3), strict=True):
         np.testing.assert_array_equal(energy, ENERGY[length])
     assert result.shuffled is None
@@ -286,11 +286,11 @@ def test_lines_in_several_orders_are_numbered_by_the_first_of_each(monkeypatch, 
 def test_scores_of_parts_are_kept_context_by_context(tmp_path):
     """And read again where they are asked for a second time."""
     network = byte_network(8, depth=1)
-    laid = [
+    prompts = [
         RenderedPrompt("a b ", ((0, 1, "a"), (2, 3, "b"))),
         RenderedPrompt("c ", ((0, 1, "c"),)),
     ]
-    contexts = [context_of(one, "x", loss="margin") for one in laid]
+    contexts = [tokenize_context(prompt, "x", loss="margin") for prompt in prompts]
     ask = partial(score_contexts, network, contexts, "margin", "leave-one-out", Run(tmp_path))
     first = ask().scores
     again = ask().scores

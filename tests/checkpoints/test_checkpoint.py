@@ -45,8 +45,8 @@ def write_index(folder, weight_map):
 
 
 def read_all(folder):
-    found = open_checkpoint(folder)
-    return {name: found.read(name, array.shape) for name, array in tensors().items()}
+    opened = open_checkpoint(folder)
+    return {name: opened.read(name, array.shape) for name, array in tensors().items()}
 
 
 def rewritten(folder, header, payload):
@@ -59,9 +59,9 @@ def rewritten(folder, header, payload):
 def test_tensors_come_back_in_full_precision(folder, sharded):
     if sharded:
         shard(folder, {"a": "one.safetensors", "b.c": "two.safetensors", "d": "one.safetensors"})
-    for name, found in read_all(folder).items():
-        assert found.dtype == np.float32
-        np.testing.assert_array_equal(found, tensors()[name].astype(np.float32))
+    for name, tensor in read_all(folder).items():
+        assert tensor.dtype == np.float32
+        np.testing.assert_array_equal(tensor, tensors()[name].astype(np.float32))
     assert open_checkpoint(folder).read("a", (3, 4), "float64").dtype == np.float64
     assert open_checkpoint(folder).config == {"model_type": "gpt2"}
 

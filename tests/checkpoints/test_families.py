@@ -153,8 +153,10 @@ def packed(model, ids, network):
     sizes = [gap, len(ids), piece, gap]
     row = np.concatenate([ids[:size] for size in sizes])
     starts = np.repeat(np.cumsum([0, *sizes[:-1]]), sizes)
-    asked = models.Targets(*map(jnp.asarray, (row, np.ones(len(row)))), starts=jnp.asarray(starts))
-    _, whole, again, _ = np.split(logits(model, row, asked), np.cumsum(sizes[:-1]))
+    targets = models.Targets(
+        *map(jnp.asarray, (row, np.ones(len(row)))), starts=jnp.asarray(starts)
+    )
+    _, whole, again, _ = np.split(logits(model, row, targets), np.cumsum(sizes[:-1]))
     np.testing.assert_allclose(again, whole[:piece], rtol=0, atol=BOUND * network["largest"])
     return whole
 
@@ -187,11 +189,11 @@ def test_a_family_gives_its_publishers_logits(tmp_path, name, monkeypatch):
     digest(model)  # its data and names tell it from others: no file of a run asks for a name
     ids = np.array(network.get("ids", IDS))
     places = network.get("places", RECORD["places"])
-    found = packed(model, ids, network) if name in PACKED else logits(model, ids)
-    asked = found[np.ix_(places, RECORD["words"])]
+    ours = packed(model, ids, network) if name in PACKED else logits(model, ids)
+    asked = ours[np.ix_(places, RECORD["words"])]
     bound = BOUND * network["largest"]
     np.testing.assert_allclose(asked, network["logits"], rtol=0, atol=bound)
-    np.testing.assert_allclose(np.abs(found).max(), network["largest"], rtol=1e-9)
+    np.testing.assert_allclose(np.abs(ours).max(), network["largest"], rtol=1e-9)
     # In half precision are matrices alone: biases by heads and experts, and norms, are whole.
     layer = jax.tree.map(lambda leaf: np.asarray(leaf)[0], kinds_of(model.flow.layers))
     for path, leaf in jax.tree.leaves_with_path(placement.halve(layer, "bfloat16")):

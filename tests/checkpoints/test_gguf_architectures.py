@@ -249,11 +249,11 @@ def dense_shapes(config):
     h = config["intermediate_size"]
     if config["model_type"] == "phi3":
         return {"mlp.gate_up_proj.weight": (2 * h, d), "mlp.down_proj.weight": (d, h)}
-    found = {f"mlp.{name}": shape for name, shape in gated_shapes(d, h, GATED).items()}
+    shapes = {f"mlp.{name}": shape for name, shape in gated_shapes(d, h, GATED).items()}
     if config.get("mlp_bias"):
         sizes = {"gate": h, "up": h, "down": d}
-        found |= {f"mlp.{name}_proj.bias": (size,) for name, size in sizes.items()}
-    return found
+        shapes |= {f"mlp.{name}_proj.bias": (size,) for name, size in sizes.items()}
+    return shapes
 
 
 FEED_FORWARDS = {
@@ -271,15 +271,17 @@ def shapes(config):
 
 
 def tensors(config):
-    found = {"model.embed_tokens.weight": (WORDS, WIDTH), "model.norm.weight": (WIDTH,)}
+    names_and_shapes = {"model.embed_tokens.weight": (WORDS, WIDTH), "model.norm.weight": (WIDTH,)}
     if not config.get("tie_word_embeddings"):
-        found["lm_head.weight"] = (WORDS, WIDTH)
+        names_and_shapes["lm_head.weight"] = (WORDS, WIDTH)
     for k in range(config["num_hidden_layers"]):
-        found |= {f"model.layers.{k}.{name}": shape for name, shape in shapes(config).items()}
+        names_and_shapes |= {
+            f"model.layers.{k}.{name}": shape for name, shape in shapes(config).items()
+        }
     generator = np.random.default_rng(0)
     return {
         name: (generator.integers(-63, 64, shape) / 64).astype(np.float32)
-        for name, shape in found.items()
+        for name, shape in names_and_shapes.items()
     }
 
 
@@ -300,7 +302,7 @@ def converted(architecture, arrays):
     """The publisher's tensors as llama.cpp's conversion writes them, by its own names."""
     kind = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
     table = gguf.get_tensor_name_map(kind, 80)
-    found = {}
+    by_name = {}
     stacks = {}
 
     def put(name, array):
@@ -308,7 +310,7 @@ def converted(architecture, arrays):
         name = name if name.endswith((".weight", ".bias")) else f"{name}.weight"
         known = table.get_name(name, try_suffixes=(".weight", ".bias"))
         assert known is not None, name
-        found[known] = array
+        by_name[known] = array
 
     for name, array in arrays.items():
         if architecture in ("llama", "granite", "granitemoe") and (
@@ -335,19 +337,21 @@ def converted(architecture, arrays):
         put(name, array)
     for name, stack in stacks.items():
         put(name, np.stack(stack))
-    return found
+    return by_name
 
 
 def own_options(config):
-    own = {
+    file_options = {
         "embedding_length": WIDTH, "block_count": config["num_hidden_layers"],
         "attention.head_count": HEADS, "attention.head_count_kv": GROUPS,
         "feed_forward_length": config["intermediate_size"], "vocab_size": WORDS,
         "attention.layer_norm_rms_epsilon": ETA, "rope.freq_base": 128.0, "context_length": 64,
     }  # fmt: skip
     if "head_dim" in config:
-        own |= dict.fromkeys(("attention.key_length", "attention.value_length"), config["head_dim"])
-    return own
+        file_options |= dict.fromkeys(
+            ("attention.key_length", "attention.value_length"), config["head_dim"]
+        )
+    return file_options
 
 
 def write(file, architecture, config, options, arrays, half=False, without=(), more=None):
@@ -390,17 +394,17 @@ def test_a_file_is_the_network_of_its_publishers_folder(tmp_path, case):
     half = architecture == "qwen2"
     more = factors_of(config)
     file = write(tmp_path / "model.gguf", architecture, config, options, arrays, half, more=more)
-    found = models.load(file, dtype="float64")
+    network = models.load(file, dtype="float64")
     expected = models.load(publishers.write(tmp_path, config, arrays), dtype="float64")
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    jax.tree.map(np.testing.assert_array_equal, network, expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", gguf_recorded.CASES)
 def test_a_file_is_the_network_that_transformers_recorded(tmp_path, case):
-    found = models.load(gguf_recorded.write(tmp_path / "model.gguf", case))
+    network = models.load(gguf_recorded.write(tmp_path / "model.gguf", case))
     expected = models.load(publishers.write(tmp_path, *gguf_recorded.published(case)))
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    jax.tree.map(np.testing.assert_array_equal, network, expected)
 
 
 LARGEST = {
@@ -432,9 +436,9 @@ def test_the_largest_gemmas_divide_scores_by_the_root_of_the_heads_share(name):
     }  # fmt: skip
     for depth, scalar in ((largest, WIDTH // HEADS), (largest - 1, 6)):
         said = sizes | options | {"block_count": depth}
-        found = published_config(name, said, WORDS, frozenset(), {})
-        assert found["query_pre_attn_scalar"] == scalar
-        assert found | expected == found
+        config = published_config(name, said, WORDS, frozenset(), {})
+        assert config["query_pre_attn_scalar"] == scalar
+        assert config | expected == config
 
 
 def test_every_architecture_has_its_case():
@@ -469,8 +473,8 @@ def test_experts_are_cut_out_of_what_is_quantised(tmp_path, kind):
     file = gguf_file.open_gguf(tmp_path / "model.gguf")
     expected = gguf.dequantize(stored, kind)
     for e in range(EXPERTS):
-        found = file.read(f"model.layers.0.mlp.experts.{e}.up_proj.weight", (5, 32))
-        np.testing.assert_array_equal(found, expected[e])
+        tensor = file.read(f"model.layers.0.mlp.experts.{e}.up_proj.weight", (5, 32))
+        np.testing.assert_array_equal(tensor, expected[e])
 
 
 REFUSED = {
@@ -620,31 +624,31 @@ SUBSETS |= {"gpt-oss, unscaled"}
 def test_options_are_refused_by_the_files_own_names(case):
     """Left out or odd, one at a time: what loads has its default, and no other file is blamed."""
     architecture, config, options = case_of(case)
-    own = own_options(config) | options
+    file_options = own_options(config) | options
     factors = {name.removesuffix(".weight"): a.tolist() for name, a in factors_of(config).items()}
     refused = set()
-    for name in own:
-        left_out = {other: value for other, value in own.items() if other != name}
-        for changed in (left_out, *(own | {name: odd} for odd in ODD)):
+    for name in file_options:
+        left_out = {other: value for other, value in file_options.items() if other != name}
+        for changed in (left_out, *(file_options | {name: odd} for odd in ODD)):
             try:
                 recipe_of(Configuration(read_config(architecture, changed, factors)))
             except ValueError as error:
-                named = "|".join(re.escape(known) for known in own)
+                named = "|".join(re.escape(known) for known in file_options)
                 assert re.match(
                     rf"GGUF: got ({named}) = |rope_factors_long.weight: got ", str(error)
                 )
                 refused.add(name)
-    assert refused >= set(own) - {"rope.scaling.type", "attention.sliding_window"}
+    assert refused >= set(file_options) - {"rope.scaling.type", "attention.sliding_window"}
 
 
 @pytest.mark.parametrize("case", gguf_recorded.CASES)
 def test_further_options_are_refused_by_the_files_own_names(case):
     _, architecture, _, further = gguf_recorded.CASES[case]
-    own = gguf_recorded.stated(case)
+    file_options = gguf_recorded.stated(case)
     refused = set()
     for name in further:
-        left_out = {other: value for other, value in own.items() if other != name}
-        for changed in (left_out, *(own | {name: odd} for odd in ODD[:4])):
+        left_out = {other: value for other, value in file_options.items() if other != name}
+        for changed in (left_out, *(file_options | {name: odd} for odd in ODD[:4])):
             try:
                 recipe_of(Configuration(read_config(architecture, changed, {})))
             except ValueError as error:
@@ -658,9 +662,9 @@ ELSEWHERE = {"attention.shared_kv_layers": 20, "embedding_length_per_layer_input
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_layers_of_more_than_one_state_are_refused_with_the_reason(name):
-    own = gguf_recorded.stated("gemma4") | {name: ELSEWHERE[name]}
+    file_options = gguf_recorded.stated("gemma4") | {name: ELSEWHERE[name]}
     with pytest.raises(ValueError, match=f"{name} = {ELSEWHERE[name]}, .*a map of one state"):
-        read_config("gemma4", own | {"feed_forward_length": [8, 16, 16]}, {})
+        read_config("gemma4", file_options | {"feed_forward_length": [8, 16, 16]}, {})
 
 
 def test_pairs_that_turn_elsewhere_are_refused():

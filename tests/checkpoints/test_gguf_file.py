@@ -55,8 +55,8 @@ def test_quantisation_is_undone_some_rows_at_a_time(tmp_path, monkeypatch):
     writer.write_tensors_to_file()
     writer.close()
     monkeypatch.setattr(checkpoint, "NUMBERS_AT_ONCE", 3 * 64)
-    found = gguf_file.open_gguf(tmp_path / "model.gguf").read("model.embed_tokens.weight", (7, 64))
-    np.testing.assert_array_equal(found, numbers)
+    tensor = gguf_file.open_gguf(tmp_path / "model.gguf").read("model.embed_tokens.weight", (7, 64))
+    np.testing.assert_array_equal(tensor, numbers)
     # Such numbers stay in their file, where weights are to stay as they are published.
     opened = gguf_file.open_gguf(tmp_path / "model.gguf")
     assert opened.precisions == {"Q8_0"}
@@ -109,9 +109,9 @@ def test_a_file_in_several_is_read_by_the_name_of_the_first(tmp_path):
     first, second, third = (tmp_path / f"cut-0000{k}-of-00003.gguf" for k in (1, 2, 3))
     opened = gguf_file.open_gguf(first)
     assert opened.paths == [first, second, third]
-    found = models.load(first)
+    network = models.load(first)
     expected = models.load(whole)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    jax.tree.map(np.testing.assert_array_equal, network, expected)
     with pytest.raises(ValueError, match="split.no = 1, expected the name of the first of 3 files"):
         models.load(second)
     data = second.read_bytes()

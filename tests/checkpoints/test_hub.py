@@ -88,10 +88,10 @@ def test_a_path_goes_first(snapshot, tmp_path):
 
 
 def test_what_is_not_in_the_cache_is_said_and_never_downloaded(snapshot, monkeypatch):
-    asked = []
+    calls = []
 
     def downloaded(name, **options):
-        asked.append((name, options))
+        calls.append((name, options))
         return str(snapshot)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", downloaded)
@@ -99,13 +99,13 @@ def test_what_is_not_in_the_cache_is_said_and_never_downloaded(snapshot, monkeyp
     for door in (models.load, models.open, *whole):
         with pytest.raises(ValueError, match="path: got 'someone/other': no such path, and not in"):
             door("someone/other")
-    assert asked == []
+    assert calls == []
     for door in (models.load, models.open):
         assert door("someone/other", download=True).vocabulary == publishers.WORDS
     plain = {"revision": None, "allow_patterns": hub.READ}
-    assert asked == 2 * [("someone/other", plain)]
+    assert calls == 2 * [("someone/other", plain)]
     assert models.load("someone/other@v2", download=True).vocabulary == publishers.WORDS
-    assert asked[2:] == [("someone/other", plain | {"revision": "v2"})]
+    assert calls[2:] == [("someone/other", plain | {"revision": "v2"})]
     (snapshot / "config.json").rename(snapshot / "adapter_config.json")
     with pytest.raises(ValueError, match="got an adapter"):
         models.load(NAME)

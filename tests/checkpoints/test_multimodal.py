@@ -59,13 +59,13 @@ def write(folder, renamed=older, config=None, images="", more=(), without=()):
 def test_the_texts_weights_alone_are_read(tmp_path, renamed, images):
     """Those of images are not: they are NaN."""
     model = models.load(write(tmp_path, renamed, images=images), dtype="float64")
-    found = eqx.filter_jit(lambda model, ids: model.logits(ids))(model, jax.device_put(IDS))
-    np.testing.assert_allclose(found, publishers.logits(TEXT, IDS), rtol=1e-11)
+    logits = eqx.filter_jit(lambda model, ids: model.logits(ids))(model, jax.device_put(IDS))
+    np.testing.assert_allclose(logits, publishers.logits(TEXT, IDS), rtol=1e-11)
 
 
 def test_a_folder_of_text_alone_is_what_it_is(tmp_path):
-    found = open_checkpoint(publishers.write(tmp_path, TEXT))
-    assert text_part(found) is found
+    checkpoint = open_checkpoint(publishers.write(tmp_path, TEXT))
+    assert text_part(checkpoint) is checkpoint
 
 
 PUBLISHED = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2}
@@ -117,9 +117,9 @@ def test_sizes_of_a_text_in_llava_are_by_default_its_familys(tmp_path):
     write(tmp_path)
     config = {"model_type": "llava", "text_config": {"model_type": "mistral", "hidden_size": 8}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    found = text_part(open_checkpoint(tmp_path)).config
-    assert (found["num_key_value_heads"], found["intermediate_size"]) == (8, 14_336)
-    assert (found["model_type"], found["hidden_size"]) == ("mistral", 8)
+    text_config = text_part(open_checkpoint(tmp_path)).config
+    assert (text_config["num_key_value_heads"], text_config["intermediate_size"]) == (8, 14_336)
+    assert (text_config["model_type"], text_config["hidden_size"]) == ("mistral", 8)
 
 
 def test_experts_lie_either_way_round(tmp_path):
@@ -139,10 +139,10 @@ def test_experts_lie_either_way_round(tmp_path):
             save_file(stored, tmp_path / WHOLE)
             (tmp_path / "config.json").write_text("{}")
             read = Reader(open_checkpoint(tmp_path), "float32")
-            found = reader.read(read, "mlp", reader, recipe_of(config))
-            both = np.concatenate([found["gate"], found["up"]], axis=1)
+            experts = reader.read(read, "mlp", reader, recipe_of(config))
+            both = np.concatenate([experts["gate"], experts["up"]], axis=1)
             np.testing.assert_array_equal(both, arrays["mlp.experts.gate_up_proj"])
-            np.testing.assert_array_equal(found["down"], arrays["mlp.experts.down_proj"])
+            np.testing.assert_array_equal(experts["down"], arrays["mlp.experts.down_proj"])
 
 
 def test_options_and_tensors_of_text_may_stand_among_those_of_images(tmp_path):

@@ -228,11 +228,11 @@ def test_layers_see_what_the_publishers_let_them_see(family):
     if family in ("bloom", "mpt"):  # by linear biases
         usual = ((None, None), full_of(1), "all")
     narrow, whole, places_known = LAYERS.get(family, usual)
-    found = recipe_of(least(family)).masks
-    seen = [(mask.window, mask.chunk) for mask in found]
+    masks = recipe_of(least(family)).masks
+    seen = [(mask.window, mask.chunk) for mask in masks]
     assert seen == [(None, None) if full else narrow for full in whole]
     known = {"all": 6 * [True], "none": 6 * [False], "windows": [not full for full in whole]}
-    assert [mask.positions is not None for mask in found] == known[places_known]
+    assert [mask.positions is not None for mask in masks] == known[places_known]
 
 
 OF_GEMMA2 = {"embedding_scale": 8.0, "scale": 1 / 16, "cap": 50.0, "logit_cap": 30.0}
@@ -327,8 +327,8 @@ def test_routers_that_nothing_is_said_of_are_the_publishers(family):
     recipe: Any = recipe_of(least(family))
     mixture = (recipe.layers[-1] if recipe.layers else recipe).network
     mixture = getattr(mixture, "sublayer", mixture)  # of MiniMax, beside a norm
-    found = (mixture.num_experts, *mixture.routing[:7], set(mixture.dense_layers), mixture.shared)
-    assert found == MIXTURES[family]
+    router = (mixture.num_experts, *mixture.routing[:7], set(mixture.dense_layers), mixture.shared)
+    assert router == MIXTURES[family]
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_moe"])
@@ -706,10 +706,10 @@ def test_layers_of_linear_attention_are_those_that_files_list():
 )
 def test_layers_of_attention_among_others_are_the_publishers(family, more, full):
     recipe = recipe_of(least(family, **more))
-    found = {
+    layers = {
         k for k, layer in enumerate(recipe.layers) if layer.attention is sublayers.read_attention
     }
-    assert found == full
+    assert layers == full
 
 
 def test_the_first_layers_of_lfm2_are_dense_two_where_nothing_is_said():
@@ -857,14 +857,14 @@ IDLE = {
 @pytest.mark.parametrize("family", sorted(SAID | IDLE))
 def test_what_published_files_say_besides_is_taken(family):
     config = least(family, **SAID.get(family, {}), **dict.fromkeys(IDLE.get(family, ()), 3))
-    found = recipe_of(config)
+    recipe = recipe_of(config)
     expected = recipe_of(least(family))
     refuse_unknown(config)
-    closures = family in {*MIXTURES, *LATENTS, "falcon_h1"} or bool(found.layers)
+    closures = family in {*MIXTURES, *LATENTS, "falcon_h1"} or bool(recipe.layers)
     made_anew: dict[str, Any] = (
         {"network": None, "attention": None, "layers": ()} if closures else {}
     )
-    assert found._replace(**made_anew) == expected._replace(**made_anew)
+    assert recipe._replace(**made_anew) == expected._replace(**made_anew)
     for name, value in SAID.get(family, {}).items():
         other = "other" if isinstance(value, str) else 2 * value + 1
         with pytest.raises(ValueError, match=f"got {name} = {other}|got {name} = 'other'"):
@@ -899,34 +899,34 @@ SAME = [
 def test_options_of_other_families_may_say_what_a_network_does_anyway(family, options):
     config = least(family, **options)
     plain = least(family)
-    found = recipe_of(config)
+    recipe = recipe_of(config)
     expected = recipe_of(plain)
     refuse_unknown(config)
-    assert found._replace(network=None, names=None) == expected._replace(network=None, names=None)
+    assert recipe._replace(network=None, names=None) == expected._replace(network=None, names=None)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_options_of_other_families_may_say_what_a_network_does(family):
     config = least(family)
-    own = implied_options(config, recipe_of(config))
-    said = {name: values[0] for name, values in own.items() if values}
+    implied = implied_options(config, recipe_of(config))
+    said = {name: values[0] for name, values in implied.items() if values}
     unread = {name: value for name, value in said.items() if name not in config.read_names}
     stated = Configuration(unread | dict(config.options))
     refuse_unknown(stated)
-    found = recipe_of(stated)
+    recipe = recipe_of(stated)
     expected = recipe_of(config)
-    assert unread and found.sizes == expected.sizes and found.masks == expected.masks
+    assert unread and recipe.sizes == expected.sizes and recipe.masks == expected.masks
 
 
 def test_what_options_of_other_families_say_otherwise_is_refused_by_name():
     config = least("qwen3_moe")
-    own = implied_options(config, recipe_of(config))
-    names = own.keys() - config.read_names - HARMLESS
+    implied = implied_options(config, recipe_of(config))
+    names = implied.keys() - config.read_names - HARMLESS
     assert len(names) > 90
     for name in names:
         said = Configuration({name: "other"})
         with pytest.raises(ValueError, match=f"config.json: got {name} = 'other', expected"):
-            refuse_unknown_beside(said, own)
+            refuse_unknown_beside(said, implied)
 
 
 def test_the_base_of_layers_that_are_not_there_says_nothing():

@@ -159,11 +159,11 @@ def test_half_precision_that_loses_something_gives_the_numbers_of_rounded_matric
     save_file(exact, folder / FILE)
     whole = energies(models.load(folder))
     kept = models.load(folder, storage_dtype="float16")
-    found = energies(kept)
+    rounded_energies = energies(kept)
     halves = {name: exact[name].astype("float16").astype("float32") for name in matrices}
     save_file(exact | halves, folder / FILE)
-    np.testing.assert_allclose(found, energies(models.load(folder)), rtol=2e-6)
-    assert np.abs(found / whole - 1).max() > 1e-5
+    np.testing.assert_allclose(rounded_energies, energies(models.load(folder)), rtol=2e-6)
+    assert np.abs(rounded_energies / whole - 1).max() > 1e-5
 
 
 @pytest.mark.slow

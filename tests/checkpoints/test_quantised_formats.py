@@ -67,12 +67,12 @@ def test_numbers_of_eight_bits_are_multiplied_by_their_blocks_scale(tmp_path, mo
     assert len(np.unique(numbers)) > 150
     arrays = {"w.weight": numbers.view(ml_dtypes.float8_e4m3fn), "a": np.ones(3, np.float32)}
     arrays |= {"w.weight_scale_inv": scales.astype(kind)}
-    found = open_checkpoint(write(tmp_path, arrays, FP8))
-    assert sorted(found.files) == ["a", "w.weight"]
+    opened = open_checkpoint(write(tmp_path, arrays, FP8))
+    assert sorted(opened.files) == ["a", "w.weight"]
     expected = whole(numbers, scales.astype(kind))
-    np.testing.assert_array_equal(found.read("w.weight", (61, 5), "float64"), expected)
-    np.testing.assert_array_equal(found.read("w.weight", (61, 5)), expected.astype(np.float32))
-    np.testing.assert_array_equal(found.read("a", (3,)), np.ones(3))
+    np.testing.assert_array_equal(opened.read("w.weight", (61, 5), "float64"), expected)
+    np.testing.assert_array_equal(opened.read("w.weight", (61, 5)), expected.astype(np.float32))
+    np.testing.assert_array_equal(opened.read("a", (3,)), np.ones(3))
 
 
 # Of four bits: a sign, and eight numbers.
@@ -82,13 +82,13 @@ FOURS = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
 def four_bits(blocks, scales):
     """By expert, then from the input to the output side; the lower half of a byte is first."""
     experts, rows, groups, _ = blocks.shape
-    found = np.zeros((experts, 32 * groups, rows))
+    numbers = np.zeros((experts, 32 * groups, rows))
     for e, r, g, b in np.ndindex(*blocks.shape):
         for half, bits in enumerate((int(blocks[e, r, g, b]) % 16, int(blocks[e, r, g, b]) // 16)):
             number = FOURS[bits % 8] * (-1 if bits >= 8 else 1)
             power = int(scales[e, r, g]) - 127
-            found[e, 32 * g + 2 * b + half, r] = number * 2.0**power
-    return found
+            numbers[e, 32 * g + 2 * b + half, r] = number * 2.0**power
+    return numbers
 
 
 def experts(count, rows, columns, seed=0):
@@ -101,10 +101,10 @@ def test_numbers_of_four_bits_are_multiplied_by_powers_of_two(tmp_path, monkeypa
     monkeypatch.setattr(checkpoint, "NUMBERS_AT_ONCE", 2 * 64 * 5)
     blocks, scales = experts(3, 5, 64)
     arrays = {"w_blocks": blocks, "w_scales": scales, "b": np.ones(2, np.float32)}
-    found = open_checkpoint(write(tmp_path, arrays, MXFP4))
-    assert sorted(found.files) == ["b", "w"]
+    opened = open_checkpoint(write(tmp_path, arrays, MXFP4))
+    assert sorted(opened.files) == ["b", "w"]
     expected = four_bits(blocks, scales)
-    np.testing.assert_array_equal(found.read("w", (3, 64, 5)), expected)
+    np.testing.assert_array_equal(opened.read("w", (3, 64, 5)), expected)
 
 
 def test_a_network_of_four_bits_is_that_of_its_products(tmp_path):
@@ -139,8 +139,8 @@ def test_a_network_of_four_bits_is_that_of_its_products(tmp_path):
             arrays[at] = four_bits(stored[f"{at}_blocks"], stored[f"{at}_scales"])
     (tmp_path / "apart").mkdir()
     apart = models.load(publishers.write(tmp_path / "apart", config, arrays), dtype="float64")
-    found = models.load(write(tmp_path, stored, MXFP4, config), dtype="float64")
-    jax.tree.map(np.testing.assert_array_equal, found, apart)
+    network = models.load(write(tmp_path, stored, MXFP4, config), dtype="float64")
+    jax.tree.map(np.testing.assert_array_equal, network, apart)
 
 
 # Of modelopt: a row's groups of 16, each with a scale of eight bits, and one number for the matrix.
@@ -187,12 +187,12 @@ def groups(rows, columns, seed=0):
 
 def of_groups(pairs, scales, factor) -> np.ndarray:
     """One after another: the lower half of a byte, and then the upper."""
-    found = np.zeros((len(pairs), 2 * pairs.shape[1]))
-    for i, j in np.ndindex(*found.shape):
+    values = np.zeros((len(pairs), 2 * pairs.shape[1]))
+    for i, j in np.ndindex(*values.shape):
         bits = int(pairs[i, j // 2]) >> 4 * (j % 2) & 15
         number = FOURS[bits % 8] * (-1 if bits >= 8 else 1)
-        found[i, j] = number * eight_bits(int(scales[i, j // 16])) * factor
-    return found
+        values[i, j] = number * eight_bits(int(scales[i, j // 16])) * factor
+    return values
 
 
 def word(numbers, bits):
@@ -221,11 +221,11 @@ def integers(bits, group, rows=16, columns=48, seed=0):
 
 
 def of_integers(numbers, zeros, scales, group_of):
-    found = np.zeros(numbers.shape)
+    values = np.zeros(numbers.shape)
     for i, j in np.ndindex(*numbers.shape):
         group = group_of[j]
-        found[i, j] = float(scales[i, group]) * (int(numbers[i, j]) - int(zeros[i, group]))
-    return found
+        values[i, j] = float(scales[i, group]) * (int(numbers[i, j]) - int(zeros[i, group]))
+    return values
 
 
 IN_ORDER = np.arange(48) // 16
@@ -283,8 +283,8 @@ def as_mlx(case, group_of, bits, **options):
         "w.scales": scales,
         "w.biases": biases,
     }
-    found = scales.astype(float)[:, group_of] * numbers + biases.astype(float)[:, group_of]
-    return {"group_size": 16, "bits": 4} | options, arrays, found
+    values = scales.astype(float)[:, group_of] * numbers + biases.astype(float)[:, group_of]
+    return {"group_size": 16, "bits": 4} | options, arrays, values
 
 
 def as_bits(numbers):
@@ -373,10 +373,10 @@ def test_numbers_are_what_a_publishers_scales_make_of_them(tmp_path, monkeypatch
     """Some rows at a time; scales of inputs and of caches are left out by their names."""
     monkeypatch.setattr(checkpoint, "NUMBERS_AT_ONCE", 2 * 48)
     stated, arrays, expected = STORED[case]
-    found = open_checkpoint(write(tmp_path, arrays, stated))
-    assert list(found.files) == ["w.weight"]
-    np.testing.assert_array_equal(found.read("w.weight", expected.shape, "float64"), expected)
-    half = found.rows("w.weight", expected.shape)(slice(2, 5))
+    opened = open_checkpoint(write(tmp_path, arrays, stated))
+    assert list(opened.files) == ["w.weight"]
+    np.testing.assert_array_equal(opened.read("w.weight", expected.shape, "float64"), expected)
+    half = opened.rows("w.weight", expected.shape)(slice(2, 5))
     np.testing.assert_array_equal(half, expected[2:5])
 
 
@@ -384,8 +384,8 @@ def test_mlx_says_it_under_a_name_of_its_own(tmp_path):
     stated, arrays, expected = STORED["MLX"]
     (tmp_path / "config.json").write_text(json.dumps({"quantization": stated}))
     save_file(arrays, tmp_path / WHOLE)
-    found = open_checkpoint(tmp_path).read("w.weight", expected.shape, "float64")
-    np.testing.assert_array_equal(found, expected)
+    tensor = open_checkpoint(tmp_path).read("w.weight", expected.shape, "float64")
+    np.testing.assert_array_equal(tensor, expected)
 
 
 def test_a_network_of_whole_numbers_is_that_of_its_products(tmp_path):
@@ -404,8 +404,8 @@ def test_a_network_of_whole_numbers_is_that_of_its_products(tmp_path):
     (tmp_path / "apart").mkdir()
     apart = publishers.write(tmp_path / "apart", config, arrays)
     folder = write(tmp_path, stored, {"group_size": 8, "bits": 4}, config)
-    found, expected = (models.load(at, dtype="float64") for at in (folder, apart))
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    network, expected = (models.load(at, dtype="float64") for at in (folder, apart))
+    jax.tree.map(np.testing.assert_array_equal, network, expected)
     fetched = models.open(folder, dtype="float64").flow.layers.source.fetch(np.array(1))
     for leaf, like in zip(fetched, jax.tree.leaves(expected.flow.layers), strict=True):
         np.testing.assert_array_equal(leaf, like[1])
@@ -417,8 +417,8 @@ def test_modelopts_own_file_says_it_too(tmp_path):
     save_file(arrays, tmp_path / WHOLE)
     said = {"producer": {}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(said))
-    found = open_checkpoint(tmp_path).read("w.weight", expected.shape, "float64")
-    np.testing.assert_array_equal(found, expected)
+    tensor = open_checkpoint(tmp_path).read("w.weight", expected.shape, "float64")
+    np.testing.assert_array_equal(tensor, expected)
 
 
 # Of published configurations with quantised weights, those that are refused, and by which words.
@@ -438,9 +438,9 @@ def test_published_schemes_are_read_or_refused_by_name():
             with pytest.raises(ValueError, match=UNREAD[name]):
                 quantisation_of(stated)
         elif stated is not None:
-            found = quantisation_of(stated)
-            assert found is not None
-            schemes.add((found.schemes, found.block))
+            quantisation = quantisation_of(stated)
+            assert quantisation is not None
+            schemes.add((quantisation.schemes, quantisation.block))
     one = (None, None)
     blocks = (128, 128)  # where FP8 is mixed in, the two layers kept have it
     assert schemes == {(("fp8",), one), (("fp8",), blocks), (("mxfp4",), one), (("nvfp4",), one)}
@@ -451,9 +451,9 @@ def test_a_text_inside_a_multimodal_folder_may_be_quantised_in_its_own_options(t
     stated, arrays, expected = STORED[case]
     inside = {name.replace("w.", "language_model.model.w."): a for name, a in arrays.items()}
     config = {"model_type": "mistral3", "text_config": {"quantization_config": stated}}
-    found = text_part(open_checkpoint(write(tmp_path, inside, None, config)))
-    assert list(found.files) == ["model.w.weight"]
-    read = found.read("model.w.weight", expected.shape, "float64")
+    text = text_part(open_checkpoint(write(tmp_path, inside, None, config)))
+    assert list(text.files) == ["model.w.weight"]
+    read = text.read("model.w.weight", expected.shape, "float64")
     np.testing.assert_array_equal(read, expected)
 
 
@@ -477,8 +477,8 @@ def test_a_network_of_both_is_that_of_its_products_in_memory_and_in_its_files(tm
     (tmp_path / "apart").mkdir()
     apart = publishers.write(tmp_path / "apart", config, arrays)
     folder = write(tmp_path, stored, BOTH, config)
-    found, expected = (models.load(at, dtype="float64") for at in (folder, apart))
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    network, expected = (models.load(at, dtype="float64") for at in (folder, apart))
+    jax.tree.map(np.testing.assert_array_equal, network, expected)
     half, apart_half = (
         models.load(at, storage_dtype="bfloat16").flow.layers for at in (folder, apart)
     )

@@ -89,8 +89,8 @@ def test_texts_are_cut_as_a_file_names_it(tmp_path, cut):
     """Numbers, contractions, scripts, emoji, lines; what is cut comes back."""
     text = PIECES["text"]
     made = of_gguf(write(tmp_path / "model.gguf", cut))
-    found = [text[slice(*at)] for _, at in made.pre_tokenizer.pre_tokenize_str(text)]
-    assert found == PIECES["pieces"][cut].split("│")
+    pieces = [text[slice(*at)] for _, at in made.pre_tokenizer.pre_tokenize_str(text)]
+    assert pieces == PIECES["pieces"][cut].split("│")
     assert made.decode(made.encode(text, add_special_tokens=False).ids) == text
 
 
@@ -121,14 +121,14 @@ def pieces_by_score(text, words, scores, ordered):
     symbols = list(text)
     rank = {word: -index if ordered else scores[index] for index, word in enumerate(words)}
     while True:
-        found = [
+        pairs = [
             (-rank[left + right], at)
             for at, (left, right) in enumerate(zip(symbols, symbols[1:], strict=False))
             if left + right in rank
         ]
-        if not found:
+        if not pairs:
             return symbols
-        _, at = min(found)
+        _, at = min(pairs)
         symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
 
 
@@ -203,9 +203,9 @@ def test_a_publishers_own_length_neither_cuts_nor_fills_up(tmp_path):
         },
     }
     file.write_text(json.dumps(kept))
-    found = read_tokenizer(tmp_path, {})
-    assert found.encode("the an the an").tokens == ["the", "Ġ", "an", "Ġthe", "Ġ", "an"]
-    assert found.encode("the").tokens == ["the"]
+    tokenizer = read_tokenizer(tmp_path, {})
+    assert tokenizer.encode("the an the an").tokens == ["the", "Ġ", "an", "Ġthe", "Ġ", "an"]
+    assert tokenizer.encode("the").tokens == ["the"]
 
 
 def test_what_is_no_tokenizer_is_refused(tmp_path):

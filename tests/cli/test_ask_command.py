@@ -26,7 +26,7 @@ from lim_jax.attribution.segments import context_segments, whole_answer
 from lim_jax.attribution.without_parts import without_parts
 from lim_jax.cli import answers, ask_command, profile_command
 from lim_jax.cli.commands import main
-from lim_jax.prompts import context_of, own_answers, self_answered, unanswered
+from lim_jax.prompts import generate_answers, own_answers, tokenize_context, tokenize_prompt
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.report import answer_page
 
@@ -96,20 +96,20 @@ def test_an_answer_of_the_models_own_and_what_each_document_holds(
 
     gradient = jax.jit(jax.grad(margins))(model.embed(jax.device_put(row[:-1])))
     expected = shares(np.asarray((gradient**2).sum(axis=1)))
-    found = json.loads((out / "answer.json").read_text())
-    assert found["question"] == "bc" and found["foil"] == ""
-    assert found["answer"] == " ".join(LETTERS[one] for one in answer)
-    assert found["cut"] is True  # no id of this model ends an answer
-    held = {part["name"]: part["score"] for part in found["parts"]}
+    document = json.loads((out / "answer.json").read_text())
+    assert document["question"] == "bc" and document["foil"] == ""
+    assert document["answer"] == " ".join(LETTERS[one] for one in answer)
+    assert document["cut"] is True  # no id of this model ends an answer
+    held = {part["name"]: part["score"] for part in document["parts"]}
     assert held == pytest.approx(expected, rel=1e-3)
     tokens = {name: end - start for name, (start, end) in PARTS.items()}
     tokens[""] = len(row) - 1 - sum(tokens.values())
-    assert {part["name"]: part["tokens"] for part in found["parts"]} == tokens
-    kinds = [part["kind"] for part in found["parts"]]
+    assert {part["name"]: part["tokens"] for part in document["parts"]} == tokens
+    kinds = [part["kind"] for part in document["parts"]]
     assert kinds == ["document", "document", "question", "rest"]
     printed = capsys.readouterr().out
-    assert f"\nThe answer “{found['answer']}...” comes from “" in printed
-    assert f"\nAnswer: {found['answer']}...\nCut after the most tokens that an answer" in printed
+    assert f"\nThe answer “{document['answer']}...” comes from “" in printed
+    assert f"\nAnswer: {document['answer']}...\nCut after the most tokens that an answer" in printed
     assert "chat template" not in printed
     assert "no error" not in printed and " inf" not in printed.replace(" influence", "")
     top = max(("first", "second"), key=lambda name: expected[name])
@@ -143,9 +143,9 @@ def test_why_an_answer_and_not_a_foil(folder, documents, tmp_path, undrawn, caps
 
     gradient = jax.jit(jax.grad(odds))(model.embed(jax.device_put(np.array(prompt))))
     expected = shares(np.asarray((gradient**2).sum(axis=1)))
-    found = json.loads((out / "answer.json").read_text())
-    assert (found["answer"], found["cut"], found["foil"]) == ("k a b", False, "f")
-    held = {part["name"]: part["score"] for part in found["parts"]}
+    document = json.loads((out / "answer.json").read_text())
+    assert (document["answer"], document["cut"], document["foil"]) == ("k a b", False, "f")
+    held = {part["name"]: part["score"] for part in document["parts"]}
     assert held == pytest.approx(expected, rel=1e-3)
     assert "” decides most between “k a b” and “f”: it holds" in capsys.readouterr().out
     assert "Numbers are shares of" in (out / "answer.html").read_text("utf-8")
@@ -161,10 +161,10 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
     assert "Measuring 49 tokens by mask-gradient, 1 gradient: about" in printed.out + printed.err
     model = models.LanguageModel.from_pretrained(folder, "float64")
     answer = ask(model, "bc", documents, answer="ab")
-    found = json.loads((out / "answer.json").read_text())
-    assert (found["method"], found["answer"]) == ("mask-gradient", answer.text)
-    assert found.keys() == answer.record().keys()
-    names = [part["name"] for part in found["parts"]]
+    document = json.loads((out / "answer.json").read_text())
+    assert (document["method"], document["answer"]) == ("mask-gradient", answer.text)
+    assert document.keys() == answer.record().keys()
+    names = [part["name"] for part in document["parts"]]
     assert names == [part.name for part in answer.parts] and answer.finding[:30] in printed.out
     x = jax.device_put(answer.context.window)
     network = model.network
@@ -217,7 +217,7 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
     monkeypatch.setattr(mask_path, "NODES", 16)
     model = models.LanguageModel.from_pretrained(folder, "float64")
     answer = ask(model, "bc", documents, method="mask-path", answer="ab", foil="f")
-    given = sum(part.score for part in answer.parts)
+    total = sum(part.score for part in answer.parts)
     y: Any = answer.context.ask
     network = model.network
     u = np.zeros(answer.context.length)
@@ -235,13 +235,13 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
 
     ends = [float(loss(network, u)) for u in map(jax.device_put, (u, 0 * u))]
     assert abs(ends[0] - ends[1]) > 1e-3
-    np.testing.assert_allclose(given, ends[0] - ends[1], rtol=1e-5)
+    np.testing.assert_allclose(total, ends[0] - ends[1], rtol=1e-5)
     assert answer.total_effect == pytest.approx(ends[0] - ends[1], rel=1e-9)
-    both = f"give {answer.total_effect:+.2f} of log odds; their scores add up to {given:+.2f}."
+    both = f"give {answer.total_effect:+.2f} of log odds; their scores add up to {total:+.2f}."
     assert f"All documents together {both}" in str(answer)
     assert {part.score for part in answer.parts if part.kind != "document"} == {0.0}
     assert len(answer.scores.documents) > 2
-    np.testing.assert_allclose(answer.scores.by_part.sum(), given, rtol=1e-12)
+    np.testing.assert_allclose(answer.scores.by_part.sum(), total, rtol=1e-12)
     assert [part.text.strip() for part in answer.scores.answer] == [answer.text]
     plain = answer._replace(foil="")
     for one, unit in ((answer, "of the answer over the foil"), (plain, "on average")):
@@ -280,11 +280,11 @@ def gradient_without_others(model, context, answer, parts, loss, run):
     for number, part in enumerate(parts):
         kept = np.arange(len(parts)) <= number
         left = without_parts(context, parts, kept)
-        (there,) = [one for one in context_segments(left) if one.label == part.label]
-        found = METHODS["gradient-times-input"].scores(
+        (there,) = [segment for segment in context_segments(left) if segment.label == part.label]
+        scores = METHODS["gradient-times-input"].scores(
             model, left, [whole_answer(left)], [there], loss, run.within(f"{number}")
         )
-        rows[:, number] = found.by_part[0, 0] / len(answer)
+        rows[:, number] = scores.by_part[0, 0] / len(answer)
     return Scores(answer, parts, rows)
 
 
@@ -304,8 +304,8 @@ def test_a_method_of_a_users_goes_down_to_the_page(
     options = {"method": "mine", "answer": "ab", "document_parts": "documents"}
     assert commands[0].ask(folder, "bc", documents, **options, out=out) == 0
     parts = json.loads((out / "answer.json").read_text())["parts"]
-    found = {part["name"]: part["score"] for part in parts}
-    assert found == pytest.approx(expected, rel=1e-3)
+    by_name = {part["name"]: part["score"] for part in parts}
+    assert by_name == pytest.approx(expected, rel=1e-3)
     written = (out / "answer.html").read_text("utf-8")
     assert "a score is a score of mine" in written
     page = Read(written)
@@ -378,8 +378,8 @@ def test_a_model_that_has_a_chat_template_is_asked_by_it(
 
 
 def test_the_answers_of_the_models_own_are_shown(folder):
-    prompts = [unanswered(RenderedPrompt("abc")) for _ in range(6)]
-    contexts = [one.answered(np.array([1, 2])) for one in prompts]
+    prompts = [tokenize_prompt(RenderedPrompt("abc")) for _ in range(6)]
+    contexts = [prompt.with_answer(np.array([1, 2])) for prompt in prompts]
     read = [*prompts[:2], contexts[2], *prompts[3:]]
     model = models.LanguageModel.open(folder)
     shown = answers.own_answer_lines(read, contexts, model)
@@ -397,21 +397,24 @@ def test_an_answer_is_cut_where_no_id_ends_it(folder, monkeypatch):
     )
     model = models.LanguageModel(models.load(folder), end_ids=(9,))
     for most, cut in ((3, False), (2, True)):
-        (found,) = self_answered([unanswered(RenderedPrompt("abc"))], model, tokens=most)
-        assert found.window.tolist() == [*b"abc", 1, 2] and found.cut is cut
+        (context,) = generate_answers([tokenize_prompt(RenderedPrompt("abc"))], model, tokens=most)
+        assert context.window.tolist() == [*b"abc", 1, 2] and context.cut is cut
 
 
 def test_what_to_know_of_answers_is_said(chatting):
     """Of those that were cut, and of a chat template that was not used; not of texts."""
-    prompts = unanswered(RenderedPrompt("abc")), unanswered(RenderedPrompt("abc", marked=True))
-    plain, chat = (one.answered(np.array([1, 2])) for one in prompts)
-    text = context_of(RenderedPrompt("abc"), loss="next-token")
+    prompts = (
+        tokenize_prompt(RenderedPrompt("abc")),
+        tokenize_prompt(RenderedPrompt("abc", marked=True)),
+    )
+    plain, chat = (prompt.with_answer(np.array([1, 2])) for prompt in prompts)
+    text = tokenize_context(RenderedPrompt("abc"), loss="next-token")
     model = models.LanguageModel.open(chatting)
     silent = model._replace(chat_template=None)
     assert answers.answer_notes([plain, chat, text], silent) == []
     shown = answers.own_answer_lines(prompts, [plain._replace(cut=True), chat], silent)
     assert shown[0].endswith("“b c...”") and shown[1].endswith("“b c”")
-    stopped = prompts[0].answered(np.array([*b" So."]), None)._replace(cut=True)
+    stopped = prompts[0].with_answer(np.array([*b" So."]), None)._replace(cut=True)
     said, _ = answers.own_answer_lines(prompts[:1], [stopped], silent._replace(tokenizer=None))
     assert said.endswith("“So...”"), "three dots"
     assert shown[2:] == ["Cut after the most tokens that an answer may have (...): 1 of 2."]

@@ -205,8 +205,8 @@ def test_records_are_compared_where_both_have_them(folders, monkeypatch, capsys)
     assert numbers["error"] == pytest.approx(np.sqrt(variance), rel=1e-3)
     for name, share in zip(("first_error", "second_error"), shares, strict=True):
         assert numbers[name] == pytest.approx(share.std(ddof=1) / np.sqrt(5), rel=1e-3)
-    (found,) = json.loads((out / "compare.json").read_text())["records"]
-    assert found == {"name": "key", **numbers}
+    (record,) = json.loads((out / "compare.json").read_text())["records"]
+    assert record == {"name": "key", **numbers}
     points = 100 * abs(numbers["difference"])
     said = f"Of the records, “key” changed most: B gives it {points:.1f} ±"
     assert any(line.startswith(said) for line in capsys.readouterr().out.splitlines())
@@ -268,14 +268,14 @@ def test_the_page_has_the_table_and_the_figures_and_both_pages_where_they_are(
         assert main(["compare", *arguments, "--overwrite"]) == 0
         written = (folders / "C" / "compare.html").read_text("utf-8")
         assert Frames(written).held == (pages if name == "B" else [])
-    found = Frames((folders / "C" / "compare.html").read_text("utf-8"))
+    frames = Frames((folders / "C" / "compare.html").read_text("utf-8"))
     document = json.loads((folders / "C" / "compare.json").read_text())
-    _, *said = found.told["p"]
+    _, *said = frames.told["p"]
     assert said == document["finding"].splitlines()
-    assert found.pictures == ["influence.svg", "influence_without_queries.svg"]
+    assert frames.pictures == ["influence.svg", "influence_without_queries.svg"]
     printed = capsys.readouterr().out
-    assert found.told["th"] == ["", "A", "B", "difference", "error"]
-    rows = np.array(found.told["td"]).reshape(-1, 5).tolist()
+    assert frames.told["th"] == ["", "A", "B", "difference", "error"]
+    rows = np.array(frames.told["td"]).reshape(-1, 5).tolist()
     assert len(rows) == 15 and rows[-1][0] == "share of “key”"
     for row in rows:  # each as the terminal has it
         assert any(line.split() == " ".join(row).split() for line in printed.splitlines())

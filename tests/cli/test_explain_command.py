@@ -120,7 +120,7 @@ def test_the_page_is_given_what_was_explained_and_read(explained):
     assert asked.weights.shape == (3, 12)
     assert question == "Why does weights use what it uses? (last-token)"
     assert (model.name, written_to) == (explained.folder.name, explained.out)
-    assert [one.window.tolist() for one in read.contexts] == read.windows.tolist()
+    assert [context.window.tolist() for context in read.contexts] == read.windows.tolist()
 
 
 @pytest.mark.slow
@@ -136,16 +136,16 @@ def test_what_is_explained_is_printed_first(explained):
 
 @pytest.mark.slow
 def test_the_record_has_densities_energies_and_hops(explained):
-    found = explained.record
-    np.testing.assert_allclose(np.mean(found["density"]), 1, rtol=1e-5)
-    for region in found["regional_energies"].values():
+    record = explained.record
+    np.testing.assert_allclose(np.mean(record["density"]), 1, rtol=1e-5)
+    for region in record["regional_energies"].values():
         parts = [value for part, value in region.items() if part != "total"]
         np.testing.assert_allclose(sum(parts), region["total"], rtol=1e-4)
-    assert found["depth"] == 0 and f"at depth {found['depth']}" in explained.printed
-    hops = np.array(list(found["hop_energies"].values()))
+    assert record["depth"] == 0 and f"at depth {record['depth']}" in explained.printed
+    hops = np.array(list(record["hop_energies"].values()))
     assert np.count_nonzero(hops[0]) == 1 and hops[2].any()
-    assert found["without_queries"] is not None
-    assert found["records"] == found["heads_of_parts"] == []
+    assert record["without_queries"] is not None
+    assert record["records"] == record["heads_of_parts"] == []
 
 
 @pytest.mark.slow
@@ -162,14 +162,14 @@ def test_certificates_that_cannot_decide_are_named(explained):
 
 @pytest.mark.slow
 def test_the_table_has_the_records_numbers_by_position(explained):
-    found = explained.record
+    record = explained.record
     names, *rows = csv.reader((explained.out / "explanation.csv").read_text().splitlines())
     assert names[:4] == ["position", "density", "error", "residual energy"]
     columns = np.array(rows, float).T
     np.testing.assert_allclose(columns[0], np.arange(1, 13) / 12, rtol=1e-6)
-    np.testing.assert_array_equal(columns[1:3], [found["density"], found["density_error"]])
-    np.testing.assert_array_equal(columns[3:6], list(found["channel_energies"].values()))
-    np.testing.assert_array_equal(columns[6:], list(found["hop_energies"].values()))
+    np.testing.assert_array_equal(columns[1:3], [record["density"], record["density_error"]])
+    np.testing.assert_array_equal(columns[3:6], list(record["channel_energies"].values()))
+    np.testing.assert_array_equal(columns[6:], list(record["hop_energies"].values()))
 
 
 @pytest.mark.slow
@@ -215,9 +215,9 @@ def test_explain_reads_weights_and_a_text(monkeypatch, folder, tmp_path):
         np.testing.assert_array_equal(one, other)
     assert windows.shape == (5, 7) and depth == 1
     cuts = [ids[at : at + 7].tolist() for at in range(0, 53, 6)]
-    found = np.asarray(windows).tolist()
-    assert all(window in cuts for window in found) and len({map(tuple, found)}) > 0
-    assert len({tuple(window) for window in found}) == 5  # none twice
+    ids_read = np.asarray(windows).tolist()
+    assert all(window in cuts for window in ids_read) and len({map(tuple, ids_read)}) > 0
+    assert len({tuple(window) for window in ids_read}) == 5  # none twice
     assert regions.grid.nodes.dtype == jnp.float32 and regions.delta == Fraction("0.3")
     np.testing.assert_allclose(weights, np.full((5, 6), 1 / 6), rtol=1e-6)
     assert not (tmp_path / "out").exists()
@@ -317,10 +317,10 @@ def test_a_page_shows_the_first_contexts_token_by_token(monkeypatch, tmp_path):
     regions = lim.boundary_regions(lim.token_grid(3), 0.3)
     influence = Influence.from_energies(jnp.ones((7, 3)), regions, keep_examples=True)
     parts: Any = dict.fromkeys(explanations.Explanation._fields, "given")
-    found = explanations.Explanation(
+    explanation = explanations.Explanation(
         **parts | {"depth": 2, "influence": influence, "token_energies": [np.ones(3)] * 7}
     )
-    explain_output.write_explained_page(found, asked, read, model, "Why?", tmp_path)
+    explain_output.write_explained_page(explanation, asked, read, model, "Why?", tmp_path)
     ((path, shown, accounts, texts, options),) = written
     assert path == tmp_path / "explanation.html" and shown is influence
     assert options.pop("names") == [f"context {number}" for number in range(5)]
@@ -409,8 +409,8 @@ def test_what_is_found_is_kept_with_its_number_of_contexts(tmp_path):
         runs._once(file, 3, lambda: 1 / 0)
     assert runs.count_recorded_contexts(unfinished) is None
     runs._once(file, 3, lambda: measured)
-    found = runs._once(file, 5, lambda: 1 / 0)
-    np.testing.assert_array_equal(found.energy, measured.energy)
+    value = runs._once(file, 5, lambda: 1 / 0)
+    np.testing.assert_array_equal(value.energy, measured.energy)
     assert runs.count_recorded_contexts(unfinished) == 3
 
 
@@ -434,9 +434,9 @@ def test_a_network_is_explained_and_with_all_certificates_has_its_cone_mass(monk
     asked = time_budget.NetworkAndLoss(network, jnp.ones((6, 10)) / 10)
     regions = lim.boundary_regions(lim.token_grid(10), 0.2)
     rest = regions, jax.random.key(1), 0
-    found, averaged = runs.explain_contexts(asked, windows, *rest, "all", tmp_path)
+    explanation, averaged = runs.explain_contexts(asked, windows, *rest, "all", tmp_path)
     assert averaged == (network, 4)
-    assert found.influence is network and found.depth is asked.weights
+    assert explanation.influence is network and explanation.depth is asked.weights
     assert kept == ["explanation.npz", "cone_mass.npz"]
     _, averaged = runs.explain_contexts(asked, windows, *rest, "deciding", tmp_path)
     assert averaged is None
@@ -470,16 +470,16 @@ def test_what_measuring_takes_is_counted_in_passes(monkeypatch):
         ([9, 10], 1, 0, 4.5 + 9),
         ([10, 10], 2, 1, 18 + 1),
     ):
-        found = time_budget.estimate_seconds(network, lengths, shown, answered)
-        np.testing.assert_allclose(found - time_budget.COMPILING, passes * one, rtol=1e-9)
+        seconds = time_budget.estimate_seconds(network, lengths, shown, answered)
+        np.testing.assert_allclose(seconds - time_budget.COMPILING, passes * one, rtol=1e-9)
     # Products are 65 % of the time, and take half of it in half precision.
     half = dataclasses.replace(network, flow=dataclasses.replace(network.flow, compute="bfloat16"))
-    for found in (
+    for seconds in (
         time_budget.estimate_seconds(half, [10], 0),
         time_budget.estimate_seconds(network, [10], 0, compute="bfloat16"),
     ):
         expected = 4.5 * one * (0.65 / 2 + 0.35)
-        np.testing.assert_allclose(found - time_budget.COMPILING, expected, rtol=1e-9)
+        np.testing.assert_allclose(seconds - time_budget.COMPILING, expected, rtol=1e-9)
 
 
 def test_a_layer_that_reads_a_state_is_counted_by_its_chunks(monkeypatch):
@@ -539,10 +539,10 @@ def test_contexts_are_as_many_as_make_the_interval_narrow(
     regions = lim.boundary_regions(lim.token_grid(10), 0.2)
     asked = asked_of_ten(windows)
     named = [number % 2 == 0 for number in range(100)]
-    found = time_budget.choose_contexts(asked, windows, regions, chosen, named)
-    assert found.contexts == expected and found.certificate_seconds > 0
+    choice = time_budget.choose_contexts(asked, windows, regions, chosen, named)
+    assert choice.contexts == expected and choice.certificate_seconds > 0
     heads = min(16, (expected + 1) // 2)
-    assert found.seconds == 15 + 2 * expected + 4 + heads / 2
+    assert choice.seconds == 15 + 2 * expected + 4 + heads / 2
     assert time_budget.choose_contexts(asked, windows, regions, 3).seconds == 15 + 2 * 3
     if expected == 80:  # sixteen fewer would not do
         assert scatter / np.sqrt(80 - 1) < 0.1 < scatter / np.sqrt(64 - 1)
@@ -552,9 +552,9 @@ def test_one_context_is_explained_where_there_is_one(monkeypatch):
     monkeypatch.setattr(time_budget, "_influence", stubbed(0.1))
     windows = jax.device_put(np.arange(11)[None, :])
     regions = lim.boundary_regions(lim.token_grid(10), 0.2)
-    found = time_budget.choose_contexts(asked_of_ten(windows), windows, regions, None)
-    assert found.contexts == 1
-    budget = found._replace(seconds=42.0, certificate_seconds=400.0)
+    choice = time_budget.choose_contexts(asked_of_ten(windows), windows, regions, None)
+    assert choice.contexts == 1
+    budget = choice._replace(seconds=42.0, certificate_seconds=400.0)
     said = explain_command.announcement("Wren, answer", [10], budget, "deciding")
     assert said == (
         "Explaining Wren, answer, on 1 context of 10 tokens: density, channels, hops, heads, "
@@ -571,8 +571,8 @@ def test_the_dear_numbers_are_foretold_by_their_operations():
     flow = network.flow
 
     def more(length, contexts):
-        found = time_budget._certificate_seconds(network, length, contexts, gradient)
-        return found - time_budget.NORMS * gradient * contexts
+        seconds = time_budget._certificate_seconds(network, length, contexts, gradient)
+        return seconds - time_budget.NORMS * gradient * contexts
 
     weights = sum(leaf.size for leaf in jax.tree.leaves(flow.layers) if eqx.is_array(leaf))
     for length, contexts in ((10, 1), (20, 6)):

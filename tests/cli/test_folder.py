@@ -146,11 +146,11 @@ def test_a_run_that_is_finished_is_printed_again(tmp_path, capsys, monkeypatch):
     ],
 )
 def test_a_command_that_is_finished_does_nothing(module, arguments, monkeypatch):
-    asked = []
-    monkeypatch.setattr(module, "finished_before", lambda *a, **k: asked.append((a, k)) or True)
+    calls = []
+    monkeypatch.setattr(module, "finished_before", lambda *a, **k: calls.append((a, k)) or True)
     monkeypatch.setattr(module, "run_folder", None)
     assert main([*arguments, "--compute", "bfloat16", "--out", "there"]) == 0
-    (((out, command, told), options),) = asked
+    (((out, command, told), options),) = calls
     assert told["compute"] == "bfloat16"  # a run in another precision is another run
     assert (str(out), command, options) == ("there", arguments[0], {"overwrite": False})
 

@@ -69,7 +69,7 @@ class Run:
         return found
 
     def texts(self, *of):
-        return [" ".join(one["text"].split()) for one in self.page.all(*of)]
+        return [" ".join(element["text"].split()) for element in self.page.all(*of)]
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +116,9 @@ def test_every_name_is_in_the_table_with_its_unit():
 
 
 def test_a_character_of_several_tokens_keeps_a_row_for_each_in_which_it_can_be_read():
-    found = files._pieces(["n", "", "", "\u4e16", "!", ""])
+    pieces = files._pieces(["n", "", "", "\u4e16", "!", ""])
     wholes = [("\u4e16", "1/3"), ("\u4e16", "2/3"), ("\u4e16", "3/3")]
-    assert found == [("n", ""), *wholes, ("!", ""), ("\ufffd", "")]
+    assert pieces == [("n", ""), *wholes, ("!", ""), ("\ufffd", "")]
 
 
 def require_columns(found):
@@ -149,25 +149,25 @@ def require_records(found, over_all):
         rows = {row[0]: row[1:] for row in np.array(cells).reshape(-1, 5).tolist()}
         assert len(rows) == len(records), "no two look alike"
     by_context = found.table("records_by_context.csv")
-    for one in records:
-        part = one["name"], one["kind"]
+    for record in records:
+        part = record["name"], record["kind"]
         each = [row for row in by_context if (row["name"], row["kind"]) == part]
         for name in ("share", "tokens", "of_tokens"):
             mean = np.mean([float(row[name]) for row in each])
-            assert float(one[name]) == pytest.approx(mean, rel=1e-5)
-        share = float(one["share"])
-        error = float(one["error"] or "inf")
-        rest = one["kind"] == "rest"
-        several = int(one["texts"]) > 1
-        texts = f" ({one['texts']} different texts)" * several
-        words = "the rest, in no part" if rest else f"“{one['name']}”{texts}"
+            assert float(record[name]) == pytest.approx(mean, rel=1e-5)
+        share = float(record["share"])
+        error = float(record["error"] or "inf")
+        rest = record["kind"] == "rest"
+        several = int(record["texts"]) > 1
+        texts = f" ({record['texts']} different texts)" * several
+        words = "the rest, in no part" if rest else f"“{record['name']}”{texts}"
         if over_all:
-            assert f"{share:.1%}" in found.line(words) and one["most"] in found.line(words)
-            name = one["name"] + f" {one['texts']} different texts" * several
+            assert f"{share:.1%}" in found.line(words) and record["most"] in found.line(words)
+            name = record["name"] + f" {record['texts']} different texts" * several
             shown = rows[words if rest else name]
             assert shown[0].startswith(percent(share, error))
-            assert shown[1] == percent(float(one["of_tokens"]))
-            assert shown[2:] == [one["contexts"], one["most"]]
+            assert shown[1] == percent(float(record["of_tokens"]))
+            assert shown[2:] == [record["contexts"], record["most"]]
     return records
 
 
@@ -221,7 +221,7 @@ def shuffled(run, two_lines):
 def test_columns_and_records_of_orders_are_as_the_tables_say(shuffled):
     require_columns(shuffled)
     records = require_records(shuffled, over_all=True)
-    assert [(one["name"], one["texts"]) for one in records[:3]] == [
+    assert [(record["name"], record["texts"]) for record in records[:3]] == [
         (f"document {number}", "2") for number in (1, 2, 3)
     ]
 
@@ -231,7 +231,7 @@ def test_a_page_of_orders_shows_the_first_contexts_by_line_and_order(shuffled):
     terms = shuffled.texts("dt")
     values = shuffled.texts("dd")
     assert values[terms.index("contexts shown")] == "first 5 of 6 measured"
-    assert [one.split(":")[0] for one in shuffled.texts("summary")[:4]] == [
+    assert [summary.split(":")[0] for summary in shuffled.texts("summary")[:4]] == [
         *(f"“b0” (id line 0), order {order}" for order in range(3)),
         "“b1” (id line 1), order 0",
     ]

@@ -93,13 +93,13 @@ def euclidean_energies(folder, loss):
     def squares(context, y):
         return (jax.grad(getattr(model, loss))(model.embed(context), y) ** 2).sum(axis=1)
 
-    found = []
+    energies = []
     for prompt, answer in zip(PROMPTS, ANSWERS, strict=True):
-        asked = jax.device_put(np.array([len(prompt) - 1, len(prompt)]))
-        y = models.Targets(jax.device_put(answer), jnp.array([0.5, 0.5]), asked)
+        query_positions = jax.device_put(np.array([len(prompt) - 1, len(prompt)]))
+        y = models.Targets(jax.device_put(answer), jnp.array([0.5, 0.5]), query_positions)
         context = jax.device_put(padded(prompt, answer)[:-1])
-        found.append(np.asarray(squares(context, y))[: len(prompt) + 1])
-    return found
+        energies.append(np.asarray(squares(context, y))[: len(prompt) + 1])
+    return energies
 
 
 @pytest.fixture(scope="module", params=list(LOSSES))
@@ -138,8 +138,8 @@ def test_energies_of_tokens_are_those_of_plain_gradients(profiled):
         np.testing.assert_allclose(column(of_context, "energy"), length**2 * square, rtol=1e-3)
         densities = length * square / square.sum()
         np.testing.assert_allclose(column(of_context, "density"), densities, rtol=1e-3)
-        asked = np.flatnonzero(column(of_context, "weight"))
-        np.testing.assert_array_equal(asked, [length - 2, length - 1])
+        query_positions = np.flatnonzero(column(of_context, "weight"))
+        np.testing.assert_array_equal(query_positions, [length - 2, length - 1])
 
 
 @pytest.mark.slow
@@ -148,15 +148,15 @@ def test_a_records_share_is_the_mean_over_the_contexts_that_have_it(profiled, na
     (start, end), contexts = RECORDS[name]
     squares = [profiled.squares[i] for i in contexts]
     shares = [share_of(square, start, end) for square in squares]
-    found = {row["name"]: row for row in table(profiled.out / "records.csv")}[name]
-    assert float(found["share"]) == pytest.approx(np.mean(shares), rel=1e-4)
+    record = {row["name"]: row for row in table(profiled.out / "records.csv")}[name]
+    assert float(record["share"]) == pytest.approx(np.mean(shares), rel=1e-4)
     error = np.std(shares, ddof=1) / np.sqrt(len(shares))
-    assert float(found["error"]) == pytest.approx(error, rel=1e-3)
+    assert float(record["error"]) == pytest.approx(error, rel=1e-3)
     of_tokens = [(end - start) / len(square) for square in squares]
-    assert float(found["of_tokens"]) == pytest.approx(np.mean(of_tokens))
-    assert float(found["tokens"]) == end - start and found["kind"] == "part"
-    assert int(found["contexts"]) == len(contexts)
-    assert int(found["texts"]) == len({spelt(PROMPTS[i][start:end]) for i in contexts})
+    assert float(record["of_tokens"]) == pytest.approx(np.mean(of_tokens))
+    assert float(record["tokens"]) == end - start and record["kind"] == "part"
+    assert int(record["contexts"]) == len(contexts)
+    assert int(record["texts"]) == len({spelt(PROMPTS[i][start:end]) for i in contexts})
 
 
 @pytest.mark.slow
@@ -170,8 +170,8 @@ def test_a_record_names_the_letters_that_hold_most_of_it(profiled, name):
             held[letter] += energy / square.sum()
     most = sorted(held, key=held.__getitem__)[:-4:-1]
     percent = [100 * held[letter] / sum(held.values()) for letter in most]
-    found = {row["name"]: row for row in table(profiled.out / "records.csv")}[name]
-    told = [letter.split() for letter in found["most"].split(", ")]
+    record = {row["name"]: row for row in table(profiled.out / "records.csv")}[name]
+    told = [letter.split() for letter in record["most"].split(", ")]
     assert [letter for letter, *_ in told] == [f"“{letter}”" for letter in most]
     assert [float(part) for _, part, _ in told] == pytest.approx(percent, abs=0.51)
 
@@ -192,9 +192,11 @@ def test_what_stands_in_no_record_is_the_rest(profiled):
 @pytest.mark.slow
 def test_every_context_has_a_row_for_each_of_its_records(profiled):
     rows = [row for row in table(profiled.out / "records_by_context.csv") if row["name"]]
-    found = {(int(row["context"]), row["name"]): row for row in rows}
-    assert set(found) == {(i, name) for name, (_, contexts) in RECORDS.items() for i in contexts}
-    for (number, name), row in found.items():
+    by_record = {(int(row["context"]), row["name"]): row for row in rows}
+    assert set(by_record) == {
+        (i, name) for name, (_, contexts) in RECORDS.items() for i in contexts
+    }
+    for (number, name), row in by_record.items():
         start, end = RECORDS[name][0]
         square = profiled.squares[number]
         assert float(row["share"]) == pytest.approx(share_of(square, start, end), rel=1e-4)
@@ -227,14 +229,14 @@ def test_a_contexts_row_has_its_total_and_the_shares_of_its_regions(profiled):
         length = len(square)
         assert (int(row["tokens"]), int(row["asked"])) == (length, length - 2)
         assert float(row["total"]) == pytest.approx(length * square.sum(), rel=1e-3)
-        found = [float(row[region]) for region in REGIONS]
-        assert sum(found) == pytest.approx(1, rel=1e-4)
+        shares = [float(row[region]) for region in REGIONS]
+        assert sum(shares) == pytest.approx(1, rel=1e-4)
         if length == 9:  # that of most, and so the common grid's
             edges = 0.3 * length, 0.7 * length
             before = [square @ np.clip(edge - np.arange(length), 0, 1) for edge in edges]
             left, up_to_right = np.array(before) / square.sum()
             expected = left, up_to_right - left, 1 - up_to_right
-            np.testing.assert_allclose(found, expected, rtol=2e-3)
+            np.testing.assert_allclose(shares, expected, rtol=2e-3)
 
 
 @pytest.mark.slow
@@ -280,9 +282,9 @@ def signed_cells(folder):
     for prompt, answer in zip(PROMPTS, ANSWERS, strict=True):
         length = len(prompt) + 1
         ids = padded(prompt, answer)
-        asked = np.array([length - 2, length - 1])
+        query_positions = np.array([length - 2, length - 1])
         steps = 1e-4 * np.concatenate([np.eye(len(ids) - 1), -np.eye(len(ids) - 1)])
-        up, down = np.asarray(losses(*jax.device_put((steps, ids, asked)))).reshape(2, -1)
+        up, down = np.asarray(losses(*jax.device_put((steps, ids, query_positions)))).reshape(2, -1)
         slopes = ((down - up) / 2e-4)[:length]
         # A cell holds what it overlaps: sums up to its end, differenced.
         sums = [0, *np.cumsum(slopes)]
@@ -306,7 +308,7 @@ def test_the_signed_profile_is_that_of_central_differences(profiled, signed_cell
 @pytest.mark.parametrize("profiled", ["answer"], indirect=True)
 def test_signed_regions_are_kept_and_printed(profiled, signed_cells):
     ends = [[0, *np.cumsum(cells)] for cells in signed_cells]
-    sums = np.array([np.diff(np.interp([0, 2.7, 6.3, 9], np.arange(10), one)) for one in ends]) / 9
+    sums = np.array([np.diff(np.interp([0, 2.7, 6.3, 9], np.arange(10), end)) for end in ends]) / 9
     document = json.loads((profiled.out / "profile.json").read_text())
     regional = document["signed"]["regional"]
     np.testing.assert_allclose(regional["value"], sums.mean(axis=0), atol=1e-5)
@@ -388,14 +390,14 @@ def test_a_run_that_was_stopped_goes_on_and_measures_nothing_twice(left_out):
 @pytest.mark.slow
 @pytest.mark.parametrize("row, name", list(enumerate(RECORDS)))
 def test_a_part_is_scored_by_leaving_it_out(left_out, gains, row, name):
-    one = table(left_out.out / "records.csv")[row]
-    assert one["name"] == name
+    record = table(left_out.out / "records.csv")[row]
+    assert record["name"] == name
     gained = [gain for _, of, gain in gains if of == name]
     error = np.std(gained, ddof=1) / np.sqrt(len(gained))
     expected = np.array([np.mean(gained), error, len(gained)])
-    found = [float(one[of]) for of in ("score", "error", "contexts")]
-    np.testing.assert_allclose(found, expected, rtol=2e-3)
-    assert one["most"] == "" and f"{found[0]:+.3f}  {found[1]:>8.3f}" in left_out.printed
+    numbers = [float(record[of]) for of in ("score", "error", "contexts")]
+    np.testing.assert_allclose(numbers, expected, rtol=2e-3)
+    assert record["most"] == "" and f"{numbers[0]:+.3f}  {numbers[1]:>8.3f}" in left_out.printed
 
 
 @pytest.mark.slow
@@ -404,8 +406,8 @@ def test_a_parts_share_is_that_of_the_scores_sizes(left_out, gains, row, name):
     """Of contexts with both, the share of a score among the sizes of both."""
     sizes = [sum(abs(gain) for at, _, gain in gains if at == n) for n in range(len(PROMPTS))]
     shares = [gain / sizes[n] for n, of, gain in gains if of == name]
-    found = table(left_out.out / "records.csv")[row]["of_documents"]
-    assert float(found) == pytest.approx(np.mean(shares), rel=2e-3)
+    share = table(left_out.out / "records.csv")[row]["of_documents"]
+    assert float(share) == pytest.approx(np.mean(shares), rel=2e-3)
 
 
 @pytest.mark.slow
@@ -450,8 +452,10 @@ def test_parts_are_scored_by_a_mask_gradient_and_so_is_every_token(folder, data,
 
     @jax.jit
     def loss(u):
-        asked = jax.device_put(np.array([7, 8]))
-        y = models.Targets(ids[asked + 1], jnp.array([0.5, 0.5]), asked, None, u, of_part)
+        query_positions = jax.device_put(np.array([7, 8]))
+        y = models.Targets(
+            ids[query_positions + 1], jnp.array([0.5, 0.5]), query_positions, None, u, of_part
+        )
         return model.loss(model.embed(ids[:-1]), y)
 
     steps = [
@@ -577,14 +581,14 @@ def test_a_page_shows_the_first_contexts(folder, data, tmp_path, undrawn, monkey
     assert options["measured"] == 4 and options["names"] == ["context 0", "context 1"]
     named = [[(span.name, span.positions.tolist()) for span in spans] for spans in options["spans"]]
     assert named == [[("first", [0, 1])], [("first", [0, 1]), ("second", [2, 3, 4])]]
-    assert [one.name for one in options["records"]] == ["first", "second", ""]
+    assert [option.name for option in options["records"]] == ["first", "second", ""]
     every = euclidean_energies(folder, "margin_loss")
     kept = results.load(out / "contexts.npz")
     for energies, square in zip(kept.energies, every, strict=True):
         np.testing.assert_allclose(energies, len(square) ** 2 * square, rtol=1e-3)
     for number, expected in enumerate(every[:2]):
-        found = np.asarray(accounts[number].energy)
-        np.testing.assert_allclose(found / found.sum(), expected / expected.sum(), rtol=1e-3)
+        energy = np.asarray(accounts[number].energy)
+        np.testing.assert_allclose(energy / energy.sum(), expected / expected.sum(), rtol=1e-3)
         whole = spelt(np.concatenate([PROMPTS[number], ANSWERS[number]]))
         assert "".join(texts[number]).replace(" ", "") == whole
 
@@ -595,10 +599,10 @@ def test_accounts_of_a_run_that_is_taken_up_are_read(tmp_path, monkeypatch):
     windows = [np.array([7, 8, 9, 5])]
     weights = [np.full(3, 1 / 3)]
     of = byte_network(4), windows, weights
-    found = profile_run.accounts_of_contexts(*of, checkpoint=tmp_path)
+    accounts = profile_run.accounts_of_contexts(*of, checkpoint=tmp_path)
     monkeypatch.setattr(explanations, "account_of_context", None)
     again = profile_run.accounts_of_contexts(*of, checkpoint=tmp_path)
-    jax.tree.map(np.testing.assert_array_equal, again, found)
+    jax.tree.map(np.testing.assert_array_equal, again, accounts)
     others = [np.array([7, 8, 9, 5]), np.array([6, 5, 4])], [*weights, np.full(2, 1 / 2)]
     with pytest.raises(ValueError, match="checkpoint: got .*, of account"):
         profile_run.accounts_of_contexts(of[0], *others, checkpoint=tmp_path)

@@ -184,8 +184,8 @@ def test_the_figure_draws_each_document_and_their_mean_by_place(shuffled):
 def test_orders_of_a_line_count_as_one_context_in_the_profile(shuffled):
     averaged = shuffled.energies.reshape(2, 3, 46).mean(axis=1)
     density = averaged.mean(axis=0) / averaged.mean()
-    found = column(table(shuffled.out / "profile.csv"), "density")
-    np.testing.assert_allclose(found, density, rtol=1e-4)
+    density_column = column(table(shuffled.out / "profile.csv"), "density")
+    np.testing.assert_allclose(density_column, density, rtol=1e-4)
     profile = json.loads((shuffled.out / "profile.json").read_text())
     assert profile["influence"]["examples"] == 2
     kept = results.load(shuffled.out / "contexts.npz")
@@ -255,7 +255,7 @@ def test_orders_of_other_lengths_are_averaged_on_the_first_ones_tokens():
     np.testing.assert_allclose(averaged[0], (energies[0] + second) / 2, rtol=1e-12)
     assert alone == [line.contexts[0]]
     expected = [[(4 / 8 + 8 / 15) / 2, 1.5, (1 / 4 + 2 / 6) / 2]]
-    assert [(one.name, one.kind) for one in shares] == [("the rest", "part"), ("", "rest")], (
+    assert [(share.name, share.kind) for share in shares] == [("the rest", "part"), ("", "rest")], (
         "a name of ours"
     )
     np.testing.assert_allclose(shares[0].values, expected)

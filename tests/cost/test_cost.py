@@ -92,8 +92,8 @@ def test_a_branch_that_a_counter_chooses_counts_as_often_as_it_is_taken():
             return total + jax.lax.switch(i % 3, [cheap, dear, cheap], matrix), i // 2
 
         total, halves = jax.lax.scan(step, matrix[0], jnp.arange(7))
-        found = [jax.lax.cond(half > 1, lambda m: m @ m, lambda m: m, matrix) for half in halves]
-        return total, found
+        products = [jax.lax.cond(half > 1, lambda m: m @ m, lambda m: m, matrix) for half in halves]
+        return total, products
 
     matrix = np.ones((4, 4))
     cheap = 2 * 4**2

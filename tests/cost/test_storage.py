@@ -106,8 +106,8 @@ def test_storage_is_that_of_the_sweep_step_by_step(loops):
 
     back(loops, 0)
     depth = math.prod(loops)
-    found = sweep_storage(depth, 11, 3, 2, checkpoints=loops)
-    assert found == (peak * 11 * 3, 2 * 11**2, run - depth)
+    storage = sweep_storage(depth, 11, 3, 2, checkpoints=loops)
+    assert storage == (peak * 11 * 3, 2 * 11**2, run - depth)
     assert sweep_storage(depth, 11, 3, 2) == (depth * 11 * 3, depth * 2 * 11**2, 0)
     assert sweep_storage(depth, 11, 3, 0).attention == 0
 

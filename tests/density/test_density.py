@@ -117,8 +117,8 @@ def test_an_equinox_model_of_another_architecture():
 
 
 def test_without_influence_indices_are_zero_also_where_nothing_is_added_to_denominators():
-    found = lim.indices(jnp.zeros(3), 0.0)
-    assert [float(number) for number in found] == [0.0] * 6
+    indices = lim.indices(jnp.zeros(3), 0.0)
+    assert [float(number) for number in indices] == [0.0] * 6
     # In the middle alone there is influence: the limit of the index as epsilon goes to zero.
     only = lim.indices(jnp.array([0.0, 2.0, 0.0]), 0.0)
     assert (float(only.lim), float(only.symmetric_contrast)) == (-np.inf, -1.0)
@@ -127,17 +127,17 @@ def test_without_influence_indices_are_zero_also_where_nothing_is_added_to_denom
 def test_indices_by_hand():
     # `eq:gd-lim-gap`, `eq:gd-lim-index`, `eq:gd-lim-symmetric-contrast`.
     averages = jnp.array([3.2269, 0.1417, 1.3479])
-    found = lim.indices(averages)
-    np.testing.assert_allclose(found[:3], averages)
-    np.testing.assert_allclose(found.gap, 1.2062, rtol=1e-12)
-    np.testing.assert_allclose(found.lim, 1.2062 / (1.3479 + 1e-8), rtol=1e-12)
-    np.testing.assert_allclose(found.symmetric_contrast, 1.2062 / (1.4896 + 1e-8), rtol=1e-12)
+    indices = lim.indices(averages)
+    np.testing.assert_allclose(indices[:3], averages)
+    np.testing.assert_allclose(indices.gap, 1.2062, rtol=1e-12)
+    np.testing.assert_allclose(indices.lim, 1.2062 / (1.3479 + 1e-8), rtol=1e-12)
+    np.testing.assert_allclose(indices.symmetric_contrast, 1.2062 / (1.4896 + 1e-8), rtol=1e-12)
     np.testing.assert_allclose(lim.indices(averages, 1.0).lim, 1.2062 / 2.3479, rtol=1e-12)
 
 
 def test_lim_falls_as_far_as_its_stabiliser_lets_it_and_the_contrast_does_not():
-    found = lim.indices(jnp.array([1e-3, 1.6, 1e-3]))
-    assert found.lim < -1000 and -1 <= found.symmetric_contrast < -0.99
+    indices = lim.indices(jnp.array([1e-3, 1.6, 1e-3]))
+    assert indices.lim < -1000 and -1 <= indices.symmetric_contrast < -0.99
     # All in the middle: -1/((1 - 2 delta) eps_0), `eq:gd-lim-index`.
     np.testing.assert_allclose(lim.indices(jnp.array([0, 1 / 0.6, 0]), 0.01).lim, -1 / 0.006)
 
@@ -189,8 +189,8 @@ def test_standard_errors_are_honest():
         errors = (result.density_error, result.total_error, result.index_errors())
         return (result.density, result.total, result.indices()), errors
 
-    found, errors = jax.tree.map(np.asarray, measured(*batches))
-    scatter = jax.tree.map(lambda leaf: leaf.std(axis=0, ddof=1), found)
+    values, errors = jax.tree.map(np.asarray, measured(*batches))
+    scatter = jax.tree.map(lambda leaf: leaf.std(axis=0, ddof=1), values)
     claimed = jax.tree.map(lambda leaf: leaf.mean(axis=0), errors)
     # Of 400 repeats a deviation is known to 3.5 per cent; four of these.
     chex.assert_trees_all_close(scatter, claimed, rtol=0.14)
@@ -331,13 +331,13 @@ def test_errors_of_profiles_that_hardly_differ_are_those_in_double_precision(siz
     alike = np.exp(normal(10)) * (1 + 1e-4 * normal((30, 10))) * np.exp(sizes * normal((30, 1)))
     samples = alike.astype(np.float32)
     pieces = jax.device_put([samples, *np.split(samples, 10)])
-    found = [lim.Influence.from_energies(piece, regions) for piece in pieces]
+    influences = [lim.Influence.from_energies(piece, regions) for piece in pieces]
     weights = np.asarray(regions.weights, float)
     kept = weights.sum(axis=0)
     samples = np.asarray(samples, float)
     of_density, of_averages = linearised_errors(samples, kept, weights)
     totals = samples @ kept
-    for result in map(numbers_of, (found[0], reduce(lim.Influence.merge, found[1:]))):
+    for result in map(numbers_of, (influences[0], reduce(lim.Influence.merge, influences[1:]))):
         np.testing.assert_allclose(result.density_error, of_density * (kept > 0), rtol=0.01)
         np.testing.assert_allclose(result.index_errors[:3], of_averages, rtol=0.01)
         np.testing.assert_allclose(result.total_error, totals.std(ddof=1) / 30**0.5, rtol=0.01)
@@ -357,8 +357,8 @@ def test_examples_of_one_profile_are_said_to_be_alike():
     numbers = numbers_of(same)
     assert numbers.total_error < 1e-6 * numbers.total and numbers.density_error.max() < 1e-6
     outside = sample * np.where(np.arange(10) == 9, 2, 1)  # at a place that is left out
-    for found in (same, others, same.merge(others), measured(sample, outside, sample)):
-        assert numbers_of(found).alike
+    for influence in (same, others, same.merge(others), measured(sample, outside, sample)):
+        assert numbers_of(influence).alike
     assert "one profile: their errors say nothing" in str(others)
     assert others.record()["alike"] is True
     moved = measured(sample, sample, sample * np.where(np.arange(10) == 5, 1 + 1e-5, 1))
@@ -415,17 +415,17 @@ def test_positions_left_out_leave_a_density_of_the_others():
     left_out = (2, 9)
     batch = linear_batch(11, COUNT, grid)
     regions = lim.boundary_regions(grid, "2/5").without(left_out)
-    found = lim.influence(linear_loss, 1.0, batch, grid, regions)
-    result = numbers_of(found)
+    influence = lim.influence(linear_loss, 1.0, batch, grid, regions)
+    result = numbers_of(influence)
     samples = energies(batch, grid)
     kept = ~np.isin(np.arange(10), left_out)
     weights = np.where(kept, np.asarray(grid.weights), 0)
     regional = np.asarray(lim.boundary_regions(grid, "2/5").weights) * kept
     energy = samples.mean(axis=0)
     density = np.where(kept, energy, 0) / (weights @ energy)
-    np.testing.assert_allclose(found.energy, energy, rtol=1e-12)
+    np.testing.assert_allclose(influence.energy, energy, rtol=1e-12)
     np.testing.assert_allclose(result.total, weights @ energy, rtol=1e-12)
-    np.testing.assert_allclose(found.measure([(0, 1)]), weights @ energy, rtol=1e-12)
+    np.testing.assert_allclose(influence.measure([(0, 1)]), weights @ energy, rtol=1e-12)
     np.testing.assert_allclose(result.density, density, rtol=1e-12)
     averages = (regional @ density) / regional.sum(axis=1)
     np.testing.assert_allclose(result.regional_averages, averages, rtol=1e-12)
@@ -437,7 +437,7 @@ def test_positions_left_out_leave_a_density_of_the_others():
     np.testing.assert_allclose(result.total_error, of_total, rtol=1e-10)
     halves = jax.device_put(np.split(samples, 2))
     merged = [lim.Influence.from_energies(half, regions) for half in halves]
-    chex.assert_trees_all_close(merged[0].merge(merged[1]), found, rtol=1e-12)
+    chex.assert_trees_all_close(merged[0].merge(merged[1]), influence, rtol=1e-12)
 
 
 def test_what_is_left_out_does_not_matter():
@@ -446,9 +446,14 @@ def test_what_is_left_out_does_not_matter():
     regions = lim.boundary_regions(grid, 0.45).without([5])
     samples = np.exp(random_states(12, 7, 6))
     larger = samples * np.array([1, 1, 1, 1, 1, 1e6])
-    found = [lim.Influence.from_energies(jax.device_put(e), regions) for e in (samples, larger)]
+    influences = [
+        lim.Influence.from_energies(jax.device_put(e), regions) for e in (samples, larger)
+    ]
     for ours, theirs in zip(
-        *((f.density, f.density_error, f.indices, f.index_errors) for f in map(numbers_of, found)),
+        *(
+            (f.density, f.density_error, f.indices, f.index_errors)
+            for f in map(numbers_of, influences)
+        ),
         strict=True,
     ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-11)
@@ -467,7 +472,7 @@ def test_the_influence_measure_of_any_set(make, convention):
     grid = make(10)
     samples = energies(linear_batch(13, 5, grid), grid)
     regions = lim.boundary_regions(grid, "3/10", convention)
-    found = lim.Influence.from_energies(jax.device_put(samples), regions)
+    influence = lim.Influence.from_energies(jax.device_put(samples), regions)
     edges = np.asarray(grid.edges)
     nodes = np.asarray(grid.nodes)
 
@@ -478,9 +483,9 @@ def test_the_influence_measure_of_any_set(make, convention):
         return (np.asarray(grid.weights) * share) @ samples.mean(axis=0)
 
     parts = [(0, 0.07), (0.07, 0.33), (0.33, 0.61), (0.61, 1)]
-    alone = np.array([found.measure([part]) for part in parts])
+    alone = np.array([influence.measure([part]) for part in parts])
     np.testing.assert_allclose(alone, [measured(*part) for part in parts], rtol=1e-12)
-    totals, integrals = eqx.filter_jit(lambda of: (of.total, of.regional_integrals))(found)
+    totals, integrals = eqx.filter_jit(lambda of: (of.total, of.regional_integrals))(influence)
     np.testing.assert_allclose(alone.sum(), totals, rtol=1e-12)
     union = [
         (0.33, 0.5),
@@ -489,22 +494,22 @@ def test_the_influence_measure_of_any_set(make, convention):
         (0.02, 0.07),
         (0.5, 0.5),
     ]  # of the first and third
-    np.testing.assert_allclose(found.measure(union), alone[0] + alone[2], rtol=1e-12)
+    np.testing.assert_allclose(influence.measure(union), alone[0] + alone[2], rtol=1e-12)
     ends = [(0, "3/10"), ("3/10", "7/10"), ("7/10", 1)]
-    regional = [found.measure([pair]) for pair in ends]
+    regional = [influence.measure([pair]) for pair in ends]
     np.testing.assert_allclose(regional, integrals, rtol=1e-12)
     for wrong in ((-0.1, 0.5), (0.5, 1.1), (0.5, 0.4)):
         with pytest.raises(ValueError, match="0 <= a <= b <= 1"):
-            found.measure([wrong])
+            influence.measure([wrong])
 
 
 def test_the_measure_on_panels_is_that_of_the_polynomial():
     grid = lim.gauss_grid(5, panels=3)
     energy = 1 + np.asarray(grid.nodes) ** 4
     regions = lim.boundary_regions(grid, 0.2)
-    found = lim.Influence.from_energies(jax.device_put(energy[None]), regions)
+    influence = lim.Influence.from_energies(jax.device_put(energy[None]), regions)
     expected = 0.3 + (0.4**5 - 0.1**5) / 5 + 0.4 + (1 - 0.6**5) / 5
-    np.testing.assert_allclose(found.measure([(0.6, 1), (0.1, 0.4)]), expected, rtol=1e-12)
+    np.testing.assert_allclose(influence.measure([(0.6, 1), (0.1, 0.4)]), expected, rtol=1e-12)
 
 
 def test_a_density_in_single_precision_is_near_double():

@@ -50,7 +50,7 @@ def squares(vectors):
 
 @pytest.mark.slow
 def test_the_energy_at_every_depth_is_that_of_the_gradient_of_the_layers_after_it():
-    found = account()
+    breakdown = account()
     network = model()
 
     @jax.jit
@@ -67,26 +67,26 @@ def test_the_energy_at_every_depth_is_that_of_the_gradient_of_the_layers_after_i
         return network.terminal_loss(last + moved[-1], y)
 
     loss, gradients = map(np.asarray, loss_of_moved(np.zeros((LAYERS + 1, LENGTH, 4))))
-    close(found.loss, loss)
-    close(found.by_depth, squares(LENGTH * gradients))
-    close(found.energy, found.by_depth[DEPTH])
-    close(found.query_weights, ASKED)
-    assert found.depth == DEPTH
+    close(breakdown.loss, loss)
+    close(breakdown.by_depth, squares(LENGTH * gradients))
+    close(breakdown.energy, breakdown.by_depth[DEPTH])
+    close(breakdown.query_weights, ASKED)
+    assert breakdown.depth == DEPTH
 
 
 @pytest.mark.slow
 def test_at_a_depth_channels_hops_and_heads_are_those_of_the_layers_after_it(monkeypatch):
     """Whether or not rows that the loss asks go by themselves, of which one is named thrice."""
-    found = account()
+    breakdown = account()
     network = model()
     rest = rest_from(DEPTH)
     monkeypatch.setattr(explanations.account, "FEW", 0)
     by_rows = account()
-    for whole, rows in zip(found, by_rows, strict=True):
+    for whole, rows in zip(breakdown, by_rows, strict=True):
         close(rows, whole)
     assert all(
         np.any(np.asarray(one) != np.asarray(other))
-        for one, other in zip(found[2:], by_rows[2:], strict=True)
+        for one, other in zip(breakdown[2:], by_rows[2:], strict=True)
     )  # by other sums
 
     @jax.jit
@@ -100,22 +100,22 @@ def test_at_a_depth_channels_hops_and_heads_are_those_of_the_layers_after_it(mon
 
     vectors, hops, heads = map(np.asarray, measured())
     for parts in (vectors, hops):
-        close(squares(parts.sum(axis=0)), found.energy)
-    close(found.channels, squares(vectors))
-    close(found.hops, squares(hops))
-    assert found.heads.shape == (LAYERS - DEPTH, 2)
-    close(found.heads, squares(heads).mean(axis=2))  # equal cells: the integral is the mean
+        close(squares(parts.sum(axis=0)), breakdown.energy)
+    close(breakdown.channels, squares(vectors))
+    close(breakdown.hops, squares(hops))
+    assert breakdown.heads.shape == (LAYERS - DEPTH, 2)
+    close(breakdown.heads, squares(heads).mean(axis=2))  # equal cells: the integral is the mean
     # The loss asks at all places but one, and two layers make at most two hops.
-    assert (np.asarray(found.hops[0]) > 0).tolist() == (ASKED > 0).tolist()
-    assert not np.any(found.hops[3])
+    assert (np.asarray(breakdown.hops[0]) > 0).tolist() == (ASKED > 0).tolist()
+    assert not np.any(breakdown.hops[3])
 
 
 def test_contexts_of_one_length_are_compiled_for_once():
     account()  # now: what an earlier test compiled may be forgotten
-    with compilations() as found:
+    with compilations() as programs:
         other = jax.device_put(WINDOW[::-1].copy())
         account_of_context(model(), other, jax.device_put(ASKED), DEPTH)
-    assert found == []
+    assert programs == []
 
 
 @pytest.mark.parametrize(

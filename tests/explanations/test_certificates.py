@@ -34,12 +34,12 @@ def model():
 @cache
 def found():
     """The contexts' ids, what is asked of them, and their adjoints."""
-    asked = targets_of_windows(model(), WINDOWS, teacher_forcing(LENGTH))
+    targets = targets_of_windows(model(), WINDOWS, teacher_forcing(LENGTH))
     loss = models.CausalLM.loss
     parts = []
     for at in range(COUNT):
         ids = WINDOWS[at, :-1]
-        asks = jax.tree.map(lambda leaf, at=at: leaf[at], asked)
+        asks = jax.tree.map(lambda leaf, at=at: leaf[at], targets)
         parts.append((ids, asks, parts_of_ids(model(), ids, asks, DEPTH, loss)))
     return explanation._stack(parts)
 
@@ -98,15 +98,15 @@ def test_where_a_criterion_cannot_hold_its_dear_numbers_are_left_out(monkeypatch
     ids, asked, adjoints = found()
     of_contexts = adjoints, REGIONS, DEPTH
     survival = certificates.survival_of_recency(model(), ids, *of_contexts, KEY, "all")
-    given = model(), (ids, asked), *of_contexts, loss
-    primacy = certificates.primacy_of_the_cone(*given, "all")
+    inputs = model(), (ids, asked), *of_contexts, loss
+    primacy = certificates.primacy_of_the_cone(*inputs, "all")
     assert survival.vacuous and primacy.vacuous
     least = primacy.premises[0].value
     with monkeypatch.context() as patched:
         for dear in ("_amplifications", "_joint_cone"):
             patched.setattr(certificates, dear, None)
         quick = certificates.survival_of_recency(model(), ids, *of_contexts, KEY, "deciding")
-        other = certificates.primacy_of_the_cone(*given, "deciding")
+        other = certificates.primacy_of_the_cone(*inputs, "deciding")
     for one, full in ((quick, survival), (other, primacy)):
         assert one.vacuous and one.decisive and not one.holds and one.name == full.name
         for seen, truth in zip(one.measured, full.measured, strict=True):
@@ -124,8 +124,8 @@ def test_where_a_criterion_cannot_hold_its_dear_numbers_are_left_out(monkeypatch
     still = adjoints._replace(growths=0 * adjoints.growths)
     again = certificates.survival_of_recency(model(), ids, still, REGIONS, DEPTH, KEY, "deciding")
     assert again == survival
-    monkeypatch.setattr(certificates, "_least_of_first_token", lambda *given: jnp.ones(()))
-    assert certificates.primacy_of_the_cone(*given, "deciding") == primacy
+    monkeypatch.setattr(certificates, "_least_of_first_token", lambda *inputs: jnp.ones(()))
+    assert certificates.primacy_of_the_cone(*inputs, "deciding") == primacy
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_contexts_with_queries_of_their_own_are_explained_as_each_by_itself():
     np.testing.assert_allclose(measured.influence.energy, energies.mean(axis=0), rtol=1e-10)
     assert measured.without_queries is not None
     assert measured.without_queries.regions.left_out == (1, 2, 4)
-    names = [one.name for one in measured.certificates]
+    names = [certificate.name for certificate in measured.certificates]
     assert "right-biased queries" not in names and len(names) == 4
 
 
@@ -173,11 +173,11 @@ def of_lengths():
 @pytest.fixture(scope="module")
 def alone():
     """Each of these contexts' own adjoint, which `test_account` holds to gradients."""
-    asked = targets_of_windows(model(), OF_LENGTHS, THEIR_QUERIES)
+    targets = targets_of_windows(model(), OF_LENGTHS, THEIR_QUERIES)
     found = []
     for at, window in enumerate(OF_LENGTHS):
         ids = jnp.asarray(window[:-1])
-        asks = jax.tree.map(lambda leaf, at=at: leaf[at], asked)
+        asks = jax.tree.map(lambda leaf, at=at: leaf[at], targets)
         found.append(parts_of_ids(model(), ids, asks, 0, models.CausalLM.loss))
     return found
 
@@ -231,8 +231,8 @@ def test_contexts_of_several_lengths_have_their_mean_cone_mass_by_overlap():
         regions = own_regions(len(window) - 1)
         mass = average_cone_mass(model(), jax.device_put(window[None]), regions)
         masses.append(carried(mass.value))
-    found = average_cone_mass(model(), OF_LENGTHS, FOUR_CELLS)
-    np.testing.assert_allclose(found.value, np.mean(masses, axis=0), rtol=1e-9)
+    mean_mass = average_cone_mass(model(), OF_LENGTHS, FOUR_CELLS)
+    np.testing.assert_allclose(mean_mass.value, np.mean(masses, axis=0), rtol=1e-9)
 
 
 @pytest.mark.slow
@@ -248,7 +248,7 @@ def test_contexts_of_several_lengths_are_averaged_on_their_own_regions(of_length
 
 @pytest.mark.slow
 def test_contexts_of_several_lengths_are_judged_by_channels_alone(of_lengths):
-    assert [one.name for one in of_lengths.certificates] == [
+    assert [certificate.name for certificate in of_lengths.certificates] == [
         "double deficit from channel bounds",
         "exact characterisation",
     ]

@@ -148,27 +148,27 @@ def explained_from_depth_one():
 
 @pytest.mark.slow
 def test_at_a_depth_influence_and_channels_are_of_the_states_there(explained_from_depth_one, rest):
-    found = explained_from_depth_one
-    assert_close(found.influence.energy, squared_norms(rest.initial).mean(axis=0))
-    assert_close(found.channel_energies, squared_norms(rest.parts).mean(axis=0))
+    explanation = explained_from_depth_one
+    assert_close(explanation.influence.energy, squared_norms(rest.initial).mean(axis=0))
+    assert_close(explanation.channel_energies, squared_norms(rest.parts).mean(axis=0))
     scales = squared_norms(rest.states).mean(axis=1)
     relative = scales[:, None, None] * squared_norms(rest.parts)
-    assert_close(found.relative_energies, relative.mean(axis=0))
+    assert_close(explanation.relative_energies, relative.mean(axis=0))
 
 
 @pytest.mark.slow
 def test_at_the_last_depth_the_layers_only_hop_is_its_cone(explained_from_depth_one, rest):
-    found = explained_from_depth_one
+    explanation = explained_from_depth_one
     hops = np.stack([rest.parts[:, 0] + rest.parts[:, 2], rest.parts[:, 1]], axis=1)
-    assert_close(found.hop_energies[:2], squared_norms(hops).mean(axis=0))
-    assert_close(found.hop_energies[2:], 0)
+    assert_close(explanation.hop_energies[:2], squared_norms(hops).mean(axis=0))
+    assert_close(explanation.hop_energies[2:], 0)
 
 
 @pytest.mark.slow
 def test_the_depth_of_an_explanation_is_recorded_and_shown(explained_from_depth_one):
-    found = explained_from_depth_one
-    assert found.depth == found.record()["depth"] == 1
-    assert "at depth 1 " in explanation_table(found)
+    explanation = explained_from_depth_one
+    assert explanation.depth == explanation.record()["depth"] == 1
+    assert "at depth 1 " in explanation_table(explanation)
 
 
 def assert_judges_alike(found, expected):
@@ -217,7 +217,7 @@ def test_an_explanation_is_made_of_its_parts():
     # `eq:residual-influence-component`.
     regions = REGIONS
     weights = teacher_forcing(LENGTH)
-    found = explained(teacher_forcing)
+    explanation = explained(teacher_forcing)
     network = model()
     grid = regions.grid
 
@@ -230,49 +230,54 @@ def test_an_explanation_is_made_of_its_parts():
 
     vectors, heads, scales = map(np.asarray, ledgers(*batch(weights)))
     np.testing.assert_allclose(
-        found.channel_energies, (vectors**2).sum(axis=3).mean(axis=0), rtol=1e-10
+        explanation.channel_energies, (vectors**2).sum(axis=3).mean(axis=0), rtol=1e-10
     )
     energy = (vectors.sum(axis=1) ** 2).sum(axis=2).mean(axis=0)
-    np.testing.assert_allclose(found.influence.energy, energy, rtol=1e-10)
+    np.testing.assert_allclose(explanation.influence.energy, energy, rtol=1e-10)
     relative = scales[:, None, None] * (vectors**2).sum(axis=3)
-    np.testing.assert_allclose(found.relative_energies, relative.mean(axis=0), rtol=1e-10)
+    np.testing.assert_allclose(explanation.relative_energies, relative.mean(axis=0), rtol=1e-10)
     terminal = (vectors[:, 0] ** 2).sum(axis=2)
     averages = np.array([lim.regional_averages(jax.device_put(t), regions) for t in terminal])
     contrasts = (averages[:, 2] - averages[:, 1]) / (terminal.mean())
-    np.testing.assert_allclose(found.terminal_contrast.value, contrasts.mean(), rtol=1e-10)
+    np.testing.assert_allclose(explanation.terminal_contrast.value, contrasts.mean(), rtol=1e-10)
     error = contrasts.std(ddof=1) / np.sqrt(3)
-    np.testing.assert_allclose(found.terminal_contrast.error, error, rtol=1e-10)
-    assert len(found.certificates) == 5
+    np.testing.assert_allclose(explanation.terminal_contrast.error, error, rtol=1e-10)
+    assert len(explanation.certificates) == 5
     by_head = (heads**2).sum(axis=4).mean(axis=(0, 3))  # equal cells: the integral is the mean
-    np.testing.assert_allclose(found.head_energies, by_head, rtol=1e-10)
+    np.testing.assert_allclose(explanation.head_energies, by_head, rtol=1e-10)
     np.testing.assert_allclose(heads.sum(axis=(1, 2)), vectors[:, 1], rtol=1e-8, atol=1e-12)
     # Recency's survival is of the initial covector.
     averages = lim.regional_averages(jax.device_put(energy), regions)
-    assert found.certificates[1].concluded == bool(averages[2] > averages[1])
-    assert found.without_queries is None  # it asks everywhere
+    assert explanation.certificates[1].concluded == bool(averages[2] > averages[1])
+    assert explanation.without_queries is None  # it asks everywhere
 
 
 @pytest.mark.slow
 def test_a_last_token_loss_is_shown_with_and_without_its_query():
-    found = explained(last_token)
-    rest = found.without_queries
+    explanation = explained(last_token)
+    rest = explanation.without_queries
     assert rest is not None and rest.regions.left_out == (LENGTH - 1,)
-    energy = np.asarray(found.influence.energy)
+    energy = np.asarray(explanation.influence.energy)
     assert energy[-1] > 0.4 * energy.sum()  # most of it is the query's own
     density = LENGTH * np.append(energy[:-1], 0) / energy[:-1].sum()
     np.testing.assert_allclose(rest.density, density, rtol=1e-10)
     averages = density[:2].mean(), density[2:6].mean(), density[6]
     np.testing.assert_allclose(rest.indices()[:3], averages, rtol=1e-10)
-    record = found.record()
-    np.testing.assert_allclose(record["density"], found.influence.density)
+    record = explanation.record()
+    np.testing.assert_allclose(record["density"], explanation.influence.density)
     np.testing.assert_allclose(record["without_queries"]["density"], density, rtol=1e-10)
     assert record["left_out"] == [] and record["without_queries"]["left_out"] == [LENGTH - 1]
     assert record["without_queries"]["indices"]["lim"] == float(rest.indices().lim)
-    lines = explanation_table(found).splitlines()
+    lines = explanation_table(explanation).splitlines()
     rows = [list(map(float, line.split()[-3:])) for line in lines[1:5]]
     for row, numbers in zip(
         rows,
-        (found.influence.indices(), found.influence.index_errors(), averages, rest.index_errors()),
+        (
+            explanation.influence.indices(),
+            explanation.influence.index_errors(),
+            averages,
+            rest.index_errors(),
+        ),
         strict=True,
     ):
         np.testing.assert_allclose(row, numbers[:3], rtol=1e-3)
@@ -295,8 +300,8 @@ def test_contexts_needed_make_the_interval_as_narrow_as_asked():
     # Beyond minus one the width is a part of LIM.
     for middle, scale, width in ((1.0, 1.0, 0.1), (20.0, 9.0, 0.05)):
         many = drawn(contexts_needed(drawn(400, middle), width), middle)
-        found = 2 * float(many.index_errors().lim)
-        assert found == pytest.approx(width * scale, rel=0.2)
+        interval_width = 2 * float(many.index_errors().lim)
+        assert interval_width == pytest.approx(width * scale, rel=0.2)
         assert float(many.indices().lim) == pytest.approx(1 - middle / 2, abs=3 * width * scale)
     assert contexts_needed(drawn(1, 1.0)) is None
     line = influence_table(drawn(2, 1.0)).splitlines()[-1]
@@ -310,34 +315,36 @@ def test_contexts_needed_make_the_interval_as_narrow_as_asked():
 
 @pytest.mark.slow
 def test_records_and_tables_give_every_number_under_its_name():
-    found = explained(last_token)
-    record = found.record()
-    regional = found.regional
-    rows = {line[:26].strip(): line[26:] for line in explanation_table(found).split("\n")}
+    explanation = explained(last_token)
+    record = explanation.record()
+    regional = explanation.regional
+    rows = {line[:26].strip(): line[26:] for line in explanation_table(explanation).split("\n")}
     cells = {"left": slice(2), "middle": slice(2, 6), "right": slice(6, 8)}
     for index, channel in enumerate(("residual", "cone", "local")):
         np.testing.assert_allclose(
-            record["channel_energies"][channel], found.channel_energies[index]
+            record["channel_energies"][channel], explanation.channel_energies[index]
         )
         energies = np.mean(regional.products[:, :, index, index], axis=0)
         # `eq:residual-influence-component` and its like, averaged.
-        averages = [float(found.channel_energies[index, where].mean()) for where in cells.values()]
+        averages = [
+            float(explanation.channel_energies[index, where].mean()) for where in cells.values()
+        ]
         np.testing.assert_allclose(averages, energies, rtol=1e-10, atol=1e-15)
         for region, energy in zip(("left", "middle", "right"), energies, strict=True):
             np.testing.assert_allclose(record["regional_energies"][region][channel], energy)
         shown = [float(number) for number in rows[f"{channel} energy"].split()]
         np.testing.assert_allclose(shown, energies, rtol=1e-3)
-    np.testing.assert_allclose(record["head_energies"], found.head_energies)
+    np.testing.assert_allclose(record["head_energies"], explanation.head_energies)
     assert record["terminal_contrast"] == {
-        "value": float(found.terminal_contrast.value),
-        "error": float(found.terminal_contrast.error),
+        "value": float(explanation.terminal_contrast.value),
+        "error": float(explanation.terminal_contrast.error),
     }
     sides = {
-        region: np.asarray(found.hop_energies)[:, where].mean(axis=1)
+        region: np.asarray(explanation.hop_energies)[:, where].mean(axis=1)
         for region, where in cells.items()
     }
     for index, hops in enumerate(("0 hops", "1 hop", "2 hops", "3 or more hops")):
-        np.testing.assert_allclose(record["hop_energies"][hops], found.hop_energies[index])
+        np.testing.assert_allclose(record["hop_energies"][hops], explanation.hop_energies[index])
         energies = [averages[index] for averages in sides.values()]
         recorded = [record["regional_hop_energies"][region][hops] for region in sides]
         np.testing.assert_allclose(recorded, energies, rtol=1e-12)
@@ -345,11 +352,11 @@ def test_records_and_tables_give_every_number_under_its_name():
         np.testing.assert_allclose(shown, energies, rtol=1e-3)
     for index, channel in enumerate(("residual", "cone", "local")):
         relative = record["relative_energies"][channel]
-        np.testing.assert_allclose(relative, found.relative_energies[index])
+        np.testing.assert_allclose(relative, explanation.relative_energies[index])
     assert record["length"] == LENGTH and record["delta"] == 0.25 and record["examples"] == 3
-    np.testing.assert_allclose(record["density_error"], found.influence.density_error)
-    np.testing.assert_allclose(record["total"], np.mean(found.influence.energy))
-    assert [c["name"] for c in record["certificates"]] == [c.name for c in found.certificates]
+    np.testing.assert_allclose(record["density_error"], explanation.influence.density_error)
+    np.testing.assert_allclose(record["total"], np.mean(explanation.influence.energy))
+    assert [c["name"] for c in record["certificates"]] == [c.name for c in explanation.certificates]
 
 
 def neox_like():
@@ -367,7 +374,7 @@ def windows_of_ids(count):
 def test_the_cone_mass_averages_layers_and_contexts():
     network = neox_like()
     ids = windows_of_ids(2)
-    found = average_cone_mass(network, ids, REGIONS)
+    mass = average_cone_mass(network, ids, REGIONS)
     flow = network.flow
     grid = REGIONS.grid
 
@@ -382,7 +389,7 @@ def test_the_cone_mass_averages_layers_and_contexts():
         [cone_mass(layer, state, grid) for layer, state in zip(layers, of, strict=True)]
         for of in states
     ]
-    np.testing.assert_allclose(found.value, np.mean(masses, axis=(0, 1)), rtol=1e-10)
+    np.testing.assert_allclose(mass.value, np.mean(masses, axis=(0, 1)), rtol=1e-10)
 
 
 @pytest.mark.slow
@@ -396,7 +403,7 @@ def test_networks_of_parallel_blocks_are_explained_in_single_precision():
     asked[[3, 6]] = 0.3, 0.7
     asked = jax.device_put(asked)
     margin = models.CausalLM.margin_loss
-    found = lim.explanations.explain(
+    explanation = lim.explanations.explain(
         single, ids, asked, regions, key=jax.random.key(3), loss=margin
     )
 
@@ -416,29 +423,29 @@ def test_networks_of_parallel_blocks_are_explained_in_single_precision():
         other = (np.asarray(other) ** 2).sum(axis=-1).mean(axis=0)
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5 * other.max())
 
-    assert_squares(found.influence.energy, gradient)
-    assert_squares(found.channel_energies, vectors)
-    assert_squares(found.hop_energies, hops)
-    of_no_hop = np.asarray(found.hop_energies)[0]
+    assert_squares(explanation.influence.energy, gradient)
+    assert_squares(explanation.channel_energies, vectors)
+    assert_squares(explanation.hop_energies, hops)
+    of_no_hop = np.asarray(explanation.hop_energies)[0]
     assert not np.any(of_no_hop[[0, 1, 2, 4, 5, 7]]) and of_no_hop[3] > 0
-    assert found.without_queries is not None
-    assert found.without_queries.regions.left_out == (3, 6)
-    averages = lim.regional_averages(found.influence.energy, regions)
-    np.testing.assert_allclose(found.regional.totals, averages, rtol=1e-4)
-    assert found.head_energies.shape[0] == 2 and len(found.certificates) == 4
+    assert explanation.without_queries is not None
+    assert explanation.without_queries.regions.left_out == (3, 6)
+    averages = lim.regional_averages(explanation.influence.energy, regions)
+    np.testing.assert_allclose(explanation.regional.totals, averages, rtol=1e-4)
+    assert explanation.head_energies.shape[0] == 2 and len(explanation.certificates) == 4
 
 
 @pytest.mark.slow
 def test_figures_of_an_explanation_show_its_numbers():
-    found = explained(last_token)
-    figure = plots.channel_energies(found, "title")
+    explanation = explained(last_token)
+    figure = plots.channel_energies(explanation, "title")
     assert_nothing_is_cut(figure)
     upper, middle, lower = figure.axes
     curve = np.asarray(upper.lines[0].get_ydata())
-    np.testing.assert_allclose(curve, found.influence.density)
-    energies = np.asarray(found.channel_energies)
+    np.testing.assert_allclose(curve, explanation.influence.density)
+    energies = np.asarray(explanation.channel_energies)
     together = energies.sum(axis=0)
-    influence = np.asarray(found.influence.energy)
+    influence = np.asarray(explanation.influence.energy)
     only = np.asarray(upper.lines[1].get_ydata())
     np.testing.assert_allclose(only, together / influence.mean())
     tops = [np.asarray(part.get_paths()[0].vertices)[:, 1].max() for part in middle.collections]
@@ -449,7 +456,9 @@ def test_figures_of_an_explanation_show_its_numbers():
     np.testing.assert_allclose(heights, influence / together - 1, rtol=1e-9, atol=1e-12)
     assert min(heights) < 0 and lower.get_ylim()[0] < -1
     assert all(axes.get_ylabel() for axes in figure.axes)
-    assert upper.get_title() == f"title ({LENGTH} positions, n = {int(found.influence.count)})"
+    assert (
+        upper.get_title() == f"title ({LENGTH} positions, n = {int(explanation.influence.count)})"
+    )
     named = [text.get_text() for text in figure.legends[0].get_texts()]
     assert named == ["influence density", "density without cross terms"] + [
         "residual",
@@ -461,12 +470,12 @@ def test_figures_of_an_explanation_show_its_numbers():
 
 @pytest.mark.slow
 def test_the_figure_of_certificates_names_each_row_and_its_verdict():
-    found = explained(last_token)
-    figure = plots.certificate_margins(found.certificates, "title")
+    explanation = explained(last_token)
+    figure = plots.certificate_margins(explanation.certificates, "title")
     (axes,) = figure.axes
     labels = [tick.get_text() for tick in axes.get_yticklabels()]
     assert labels[0].startswith("right-biased queries: held\n")
-    rows = [(c, i) for c in found.certificates for i in c.inequalities]
+    rows = [(c, i) for c in explanation.certificates for i in c.inequalities]
     assert len(labels) == len(rows) == len(set(labels))
     for row, (certificate, inequality) in enumerate(rows):
         sides = np.array([inequality.greater, inequality.lesser])
@@ -478,12 +487,14 @@ def test_the_figure_of_certificates_names_each_row_and_its_verdict():
 
 
 def test_the_figure_of_hops_shows_where_each_energy_is_and_not_where_it_is_zero():
-    found = explained(last_token)
-    (axes,) = plots.hop_energies(found, "title").axes
+    explanation = explained(last_token)
+    (axes,) = plots.hop_energies(explanation, "title").axes
     assert axes.get_yscale() == "log" and axes.get_title().startswith("title (")
     labels = [line.get_label() for line in axes.lines]
     assert labels == ["all", "0 hops", "1 hop", "2 hops", "3 or more hops"]
-    for line, values in zip(axes.lines, [found.influence.energy, *found.hop_energies], strict=True):
+    for line, values in zip(
+        axes.lines, [explanation.influence.energy, *explanation.hop_energies], strict=True
+    ):
         shown = np.asarray(line.get_ydata())
         values = np.asarray(values)
         np.testing.assert_array_equal(shown[values > 0], values[values > 0])

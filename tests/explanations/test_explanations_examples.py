@@ -8,8 +8,8 @@ from lim_jax.grid import boundary_regions, token_grid
 
 
 def test_carried_to():
-    own, shares = carried_to(boundary_regions(token_grid(2), 0.25), 4)
-    assert (own.grid.size, None if shares is None else shares.tolist()) == (
+    regions, shares = carried_to(boundary_regions(token_grid(2), 0.25), 4)
+    assert (regions.grid.size, None if shares is None else shares.tolist()) == (
         4,
         [[0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5]],
     )

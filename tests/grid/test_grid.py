@@ -51,12 +51,12 @@ def test_nodes_weights_and_cells(kind):
 @pytest.mark.parametrize("kind", GRIDS)
 def test_prefix_weights_by_their_definition(kind):
     grid = GRIDS[kind](6)
-    own = 1.0 if kind == "tokens" else 0.5
+    diagonal = 1.0 if kind == "tokens" else 0.5
     weights = np.asarray(grid.weights)
     expected = np.zeros((6, 6))
     for i in range(6):
         for j in range(i + 1):
-            expected[i, j] = weights[j] * (own if i == j else 1)
+            expected[i, j] = weights[j] * (diagonal if i == j else 1)
     np.testing.assert_allclose(prefix_weights(grid), expected, rtol=1e-15)
 
 
@@ -90,8 +90,8 @@ def test_weights_integrate_polynomials(kind):
     grid = GRIDS[kind](400)
     tolerance = 2e-3 if kind == "tokens" else 1e-5
     degrees = np.arange(4)
-    found = jax.jit(lim.integral)(np.asarray(grid.nodes)[:, None] ** degrees, grid)
-    np.testing.assert_allclose(found, 1 / (degrees + 1), atol=tolerance)
+    integrals = jax.jit(lim.integral)(np.asarray(grid.nodes)[:, None] ** degrees, grid)
+    np.testing.assert_allclose(integrals, 1 / (degrees + 1), atol=tolerance)
 
 
 def test_the_pairing_sums_over_features():
@@ -183,8 +183,8 @@ def test_the_embedding_is_constant_on_right_closed_cells():
     edges = np.asarray(grid.edges)
     positions = np.concatenate([[0.0], edges[1:], edges[:-1] + 1e-9, grid.nodes])
     expected = [0, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]
-    found = jax.jit(cell_embedding)(np.arange(4.0), grid, positions)
-    np.testing.assert_array_equal(found, expected)
+    values = jax.jit(cell_embedding)(np.arange(4.0), grid, positions)
+    np.testing.assert_array_equal(values, expected)
 
 
 def test_the_embedding_keeps_integrals():
@@ -208,16 +208,16 @@ def test_fields_on_cells_are_interpolated_by_lines(kind):
     values = np.random.default_rng(0).standard_normal((6, 2))
     nodes = np.asarray(source.nodes)
     p = np.asarray(target.nodes)
-    found = np.asarray(jax.jit(lambda v: source.interpolate(v, target.nodes))(values))
+    interpolated = np.asarray(jax.jit(lambda v: source.interpolate(v, target.nodes))(values))
     inside = (p >= nodes[0]) & (p <= nodes[-1])
     assert not inside.all()
     for feature in range(2):
         expected = np.interp(p, nodes, values[:, feature])
-        np.testing.assert_allclose(found[inside, feature], expected[inside], rtol=1e-12)
+        np.testing.assert_allclose(interpolated[inside, feature], expected[inside], rtol=1e-12)
     slope = (values[1] - values[0]) / (nodes[1] - nodes[0])
     before = p < nodes[0]
     expected = values[0] + np.multiply.outer(p[before] - nodes[0], slope)
-    np.testing.assert_allclose(found[before], expected, rtol=1e-12)
+    np.testing.assert_allclose(interpolated[before], expected, rtol=1e-12)
 
 
 def test_a_grid_is_static():
@@ -252,7 +252,7 @@ def test_a_measure_is_carried_with_its_mass_cell_by_cell(make):
     source = lim.graded_grid(5)
     target = make(7)
     density = np.exp(np.random.default_rng(0).standard_normal((5, 2)))
-    found = np.asarray(carried(jnp.asarray(density), source, target))
+    carried_density = np.asarray(carried(jnp.asarray(density), source, target))
     ends = np.asarray(source.edges)
     others = np.asarray(target.edges)
     mass = np.asarray(source.weights)[:, None] * density
@@ -261,8 +261,12 @@ def test_a_measure_is_carried_with_its_mass_cell_by_cell(make):
         for s in range(5):
             shared = min(ends[s + 1], others[t + 1]) - max(ends[s], others[t])
             expected[t] += max(shared, 0) / (ends[s + 1] - ends[s]) * mass[s]
-    np.testing.assert_allclose(np.asarray(target.weights)[:, None] * found, expected, rtol=1e-12)
-    np.testing.assert_allclose(np.asarray(target.weights) @ found, mass.sum(axis=0), rtol=1e-13)
+    np.testing.assert_allclose(
+        np.asarray(target.weights)[:, None] * carried_density, expected, rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        np.asarray(target.weights) @ carried_density, mass.sum(axis=0), rtol=1e-13
+    )
     same = carried(jnp.asarray(density), source, source)
     np.testing.assert_allclose(same, density, rtol=1e-13)
 
@@ -271,9 +275,9 @@ def test_a_measure_is_carried_with_its_mass_cell_by_cell(make):
 def test_unions_of_intervals_count_what_they_share_once(convention):
     """Against a fine sum over each cell, or the nodes in [a, b)."""
     intervals = [("0.5", "0.93"), ("0.12", "0.6"), ("0.3", "0.4"), ("0.97", 1)]
-    found = interval_weights(lim.token_grid(10), intervals, convention)
+    weights = interval_weights(lim.token_grid(10), intervals, convention)
     if convention == "points":
         expected = np.array([0, 1, 1, 1, 1, 1, 1, 1, 1, 1]) / 10  # of nodes 0.1, 0.2, ..., 1
     else:
         expected = np.array([0, 0.8, 1, 1, 1, 1, 1, 1, 1, 0.6]) / 10
-    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(weights, expected, rtol=1e-12, atol=1e-15)

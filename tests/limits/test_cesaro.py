@@ -54,8 +54,8 @@ def test_tokens_reach_the_last_rows_kernel_at_first_order():
     starts = jax.device_put(np.repeat(ends - sizes, sizes))
     last = jax.device_put(np.isin(np.arange(ends[-1]) + 1, ends).astype(float))
     packed = lim.token_grid(sum(sizes)).starting(starts)
-    found = np.split(input_adjoint(lambda x, y: last @ x[:, 0], packed) / ends[-1], ends[:-1])
-    for size, gradient in zip(sizes, found, strict=True):
+    adjoints = np.split(input_adjoint(lambda x, y: last @ x[:, 0], packed) / ends[-1], ends[:-1])
+    for size, gradient in zip(sizes, adjoints, strict=True):
         q = np.asarray(lim.token_grid(size).nodes)
         inside = (q > 0.05) & (q < 0.98)
         expected = kernel(np.log(1 / q[inside]))
@@ -72,12 +72,12 @@ def test_panels_multiply_powers_by_their_eigenvalues():
     @jax.jit
     @jax.vmap
     def flown(x):
-        found = averaging_flow()(x, grid)
-        return found, grid.interpolate(found, jnp.ones(1))
+        averages = averaging_flow()(x, grid)
+        return averages, grid.interpolate(averages, jnp.ones(1))
 
-    found, at_one = map(np.asarray, flown(jnp.asarray(powers[:, :, None])))
+    at_nodes, at_one = map(np.asarray, flown(jnp.asarray(powers[:, :, None])))
     eigenvalues = np.exp(C / np.arange(1, 5))
-    np.testing.assert_allclose(found[..., 0], eigenvalues[:, None] * powers, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(at_nodes[..., 0], eigenvalues[:, None] * powers, rtol=0, atol=1e-8)
     np.testing.assert_allclose(at_one[:, 0, 0], eigenvalues, rtol=0, atol=1e-8)
 
 
@@ -86,12 +86,12 @@ def test_panels_reach_the_input_adjoint_of_a_smooth_covector():
     """P_0(q) = g(q) + the integral of k(y) g(q e^y) over y from 0 to log(1/q)."""
     grid = gauss_grid(16, panels=12)
     covector = jnp.asarray(np.cos(3 * np.asarray(grid.nodes))[:, None])
-    found = input_adjoint(lambda x, y: lim.inner(covector, x, grid), grid)
+    adjoint = input_adjoint(lambda x, y: lim.inner(covector, x, grid), grid)
     q = np.asarray(grid.nodes)
     u, w = np.polynomial.legendre.leggauss(80)
     y = np.log(1 / q)[:, None] * (u + 1) / 2
     integrals = (kernel(y) * np.cos(3 * q[:, None] * np.exp(y))) @ (w / 2) * np.log(1 / q)
     inside = q > 1e-3
     np.testing.assert_allclose(
-        found[inside], (np.cos(3 * q) + integrals)[inside], rtol=0, atol=1e-8
+        adjoint[inside], (np.cos(3 * q) + integrals)[inside], rtol=0, atol=1e-8
     )

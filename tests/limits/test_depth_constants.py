@@ -93,16 +93,16 @@ def test_the_constants_of_a_matrix_are_its_norm_and_the_states():
     generator = np.random.default_rng(0)
     matrices = generator.standard_normal((4, 3, 3))
     states = generator.standard_normal((4, 5, 3))
-    found = depth_constants(Matrix(jnp.asarray(matrices)), jnp.asarray(states), grid)
+    bounds = depth_constants(Matrix(jnp.asarray(matrices)), jnp.asarray(states), grid)
     root = np.sqrt(np.asarray(grid.weights))[:, None]
 
     def largest(values, norm):
         return max(np.linalg.norm(value, norm) for value in values)
 
-    np.testing.assert_allclose(found.state, largest(matrices, 2), rtol=1e-12)
-    np.testing.assert_allclose(found.control, largest(root * states, 2), rtol=1e-12)
+    np.testing.assert_allclose(bounds.state, largest(matrices, 2), rtol=1e-12)
+    np.testing.assert_allclose(bounds.control, largest(root * states, 2), rtol=1e-12)
     images = np.einsum("bij,blj->bli", matrices, states)
-    np.testing.assert_allclose(found.speed, largest(root * images, "fro"), rtol=1e-12)
+    np.testing.assert_allclose(bounds.speed, largest(root * images, "fro"), rtol=1e-12)
     constants = lim.limits.DepthConstants(2.0, 3.0, 5.0, 7.0)
     # e^(T state) max(T (state speed / 2 + defect), control), and the speed once more.
     np.testing.assert_allclose(constants.on_layers(0.5), np.e * 6, rtol=1e-12)
@@ -149,10 +149,10 @@ def test_a_field_changes_within_a_piece_of_its_control_by_no_more_than_its_slope
         largest.append(slopes.max())
     # One state's slope bounds no other's; C_G is of all, piece by piece.
     assert largest[0] < 0.95 * max(largest) and max(largest) <= bounds[1] < 60 * max(largest)
-    found = field_regularity(layers)
+    regularity = field_regularity(layers)
     rows = np.concatenate([np.asarray(leaf).reshape(3, -1) for leaf in jax.tree.leaves(layers)], 1)
     speeds = 2 * np.linalg.norm(np.diff(rows, axis=0), axis=1)
-    expected = 1.5 * float(found.control) * speeds + 2 * float(found.bound)
+    expected = 1.5 * float(regularity.control) * speeds + 2 * float(regularity.bound)
     np.testing.assert_allclose(bounds, np.sqrt(weights.sum()) * expected, rtol=1e-9)
     follows = lim.ContinuousFlow(lambda time: layers, profile=profile)
     assert lim.limits.time_slope_bounds(follows, grid) is None
@@ -222,12 +222,12 @@ def test_constants_are_proved_for_linear_controls_of_bounded_fields_only():
     larger = jax.tree.map(lambda leaf: 1.5 * leaf, fields)
     control = linear_control(fields)
     profile = lim.limits.DepthProfile(rising, 2.0, 1.0)
-    found = lim.limits.proved_constants([larger], control, profile, grid)
+    constants = lim.limits.proved_constants([larger], control, profile, grid)
     expected = field_regularity(larger)
     root = np.sqrt(np.asarray(grid.weights).sum())
-    assert found is not None
+    assert constants is not None
     sizes = (expected.lipschitz, root * expected.control, root * expected.bound)
-    np.testing.assert_allclose(found, [*map(float, sizes), 0, 2, 1], rtol=1e-12)
+    np.testing.assert_allclose(constants, [*map(float, sizes), 0, 2, 1], rtol=1e-12)
     bare = eqx.tree_at(lambda f: f.attention.norm, fields, eqx.nn.Identity())
     network = fields.feed_forward
     normed, other = (
@@ -278,7 +278,7 @@ def test_constants_are_proved_where_no_difference_quotient_refutes_them():
     ]
     verdicts = {}
     for grid in grids:
-        found = lim.limits.proved_constants([fields], None, unit_profile, grid)
+        constants = lim.limits.proved_constants([fields], None, unit_profile, grid)
         weights = np.asarray(grid.weights)
         prefix = np.asarray(grid.prefix_weights())
         root = np.sqrt(weights)
@@ -289,8 +289,10 @@ def test_constants_are_proved_where_no_difference_quotient_refutes_them():
         change = np.asarray(field(moved, moved, grid) - field(still, still, grid))
         quotient = np.sqrt(weights @ (change**2).sum(axis=1) / (weights @ (2 * step**2)))
         proved = float(field_regularity(fields).lipschitz)
-        assert (found is None) is not (found is not None and quotient <= found.state), grid
-        verdicts[grid.size, str(grid.offset), grid.power] = found is not None, quotient / proved
+        assert (constants is None) is not (constants is not None and quotient <= constants.state), (
+            grid
+        )
+        verdicts[grid.size, str(grid.offset), grid.power] = constants is not None, quotient / proved
     # 2.1318 of a constant 2, and more, on a hundred uneven cells.
     held, ratio = verdicts[100, "9/10", 3]
     np.testing.assert_allclose(2 * ratio, 2.1318, atol=1e-4)
@@ -327,9 +329,9 @@ def test_a_profile_that_no_tolerance_resolves_is_refused_in_words():
             stepsize_controller=diffrax.ConstantStepSize(),
         )
 
-    found = study(profile=ragged, references=(by_steps(256), by_steps(512)))
-    assert {one.claimed for one in found.values()} == {None}
-    assert all(np.isfinite(one.errors).all() for one in found.values())
+    result = study(profile=ragged, references=(by_steps(256), by_steps(512)))
+    assert {one.claimed for one in result.values()} == {None}
+    assert all(np.isfinite(one.errors).all() for one in result.values())
 
 
 def test_a_profile_that_refutes_what_it_states_proves_nothing():

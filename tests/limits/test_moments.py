@@ -41,14 +41,14 @@ def last(grid):
 
 def test_fourth_moments_that_know_no_length_do_not_grow():
     # `rem:l4-sensitivity-practice`, `eq:adjoint-l4-sensitivity-assumption`.
-    found = studies(whole)
+    moments = studies(whole)
     fourth = np.mean([1, 2**4, 3**4])
     masses = [float(np.sum(lim.graded_grid(size).weights)) for size in SIZES]
-    np.testing.assert_allclose(found["adjoint"].errors, 25 * fourth * np.array(masses), rtol=1e-9)
-    np.testing.assert_allclose(found["sensitivity"].errors, fourth * np.array(masses), rtol=1e-9)
+    np.testing.assert_allclose(moments["adjoint"].errors, 25 * fourth * np.array(masses), rtol=1e-9)
+    np.testing.assert_allclose(moments["sensitivity"].errors, fourth * np.array(masses), rtol=1e-9)
     error = np.std([1, 2**4, 3**4], ddof=1) / np.sqrt(3) * max(masses)
     for name, size in (("adjoint", 25), ("sensitivity", 1)):
-        study = found[name]
+        study = moments[name]
         assert abs(study.order.value) < 0.1
         np.testing.assert_allclose(study.reference_error, size * error, rtol=1e-9)
         assert (study.source, study.claimed) == ("rem:l4-sensitivity-practice", None)
@@ -57,11 +57,11 @@ def test_fourth_moments_that_know_no_length_do_not_grow():
 
 def test_the_fourth_moments_of_a_last_token_grow_like_the_cube_of_the_length():
     # `rem:l4-sensitivity-practice`.
-    found = studies(last, make_grid=lim.token_grid)
+    moments = studies(last, make_grid=lim.token_grid)
     fourth = np.mean([1, 2**4, 3**4])
-    np.testing.assert_allclose(found["adjoint"].errors, 25 * fourth * np.array(SIZES) ** 3.0)
-    np.testing.assert_allclose(found["sensitivity"].errors, fourth * np.array(SIZES) ** 3.0)
-    assert abs(found["sensitivity"].order.value + 3) < 1e-9
+    np.testing.assert_allclose(moments["adjoint"].errors, 25 * fourth * np.array(SIZES) ** 3.0)
+    np.testing.assert_allclose(moments["sensitivity"].errors, fourth * np.array(SIZES) ** 3.0)
+    assert abs(moments["sensitivity"].order.value + 3) < 1e-9
 
 
 @pytest.mark.slow
@@ -69,10 +69,10 @@ def test_the_fourth_moments_of_a_last_token_grow_like_the_cube_of_the_length():
 def test_moments_that_a_heavy_tail_carries_are_not_resolved(tail):
     """Labels with P(y > s) = s^-24 have an eighth moment, those with s^-2 no fourth."""
     # `rem:l4-sensitivity-practice`, `eq:data-fourth-moment`.
-    found = studies(whole, tail)
+    moments = studies(whole, tail)
     fourths = labels(tail, 400) ** 4
-    np.testing.assert_allclose(found["adjoint"].errors[-1], 25 * fourths.mean(), rtol=0.02)
-    assert all(study.resolved is (tail == 24) for study in found.values())
+    np.testing.assert_allclose(moments["adjoint"].errors[-1], 25 * fourths.mean(), rtol=0.02)
+    assert all(study.resolved is (tail == 24) for study in moments.values())
     # The tail of y^4 is like s^(-tail / 4).
     index = probes.tail_index(jax.device_put(labels(tail, 4096) ** 4))
     assert abs(float(index.value) - tail / 4) < float(index.error) / 4

@@ -63,7 +63,7 @@ def layered(grid, depth, total=1.5):
 def test_errors_are_those_against_the_closed_form(name, order):
     """Of a field, in three norms, and of a number: three layers multiply p^2 by (1 + c/9)^3."""
     known = grids(GRIDS[name])
-    found = lim.limits.convergence_study(
+    study = lim.limits.convergence_study(
         lim.ResidualFlow(averaging([1.5] * 3)),
         squares,
         known,
@@ -83,12 +83,12 @@ def test_errors_are_those_against_the_closed_form(name, order):
         gap = ours - factor * p**2
         integral = abs(weights @ ours - factor / 3)
         expected.append([abs(gap).max(), np.sqrt(weights @ gap**2), abs(gap[-1]), integral])
-    for row, errors in zip(found, np.transpose(expected), strict=True):
+    for row, errors in zip(study, np.transpose(expected), strict=True):
         np.testing.assert_allclose(row.study.errors, errors, rtol=1e-8, err_msg=row.name)
         assert row.study.refinements == SIZES and row.study.resolved
         assert row.study.reference_error < 1e-12
-    assert abs(found[0].study.order.value - order) < 0.15 and found.agree
-    assert [row.expected for row in found] == [order, order, None, order]
+    assert abs(study[0].study.order.value - order) < 0.15 and study.agree
+    assert [row.expected for row in study] == [order, order, None, order]
 
 
 def tight(flow):
@@ -102,7 +102,7 @@ def test_depth_is_refined_under_a_control_and_a_profile():
     flow = lim.ContinuousFlow(
         lim.network.linear_control(averaging([0.5, 1.5])), profile=lambda time: 0.5 + time
     )
-    found = lim.limits.convergence_study(
+    study = lim.limits.convergence_study(
         flow,
         lambda p: jnp.ones((p.size, 1)),
         lim.graded_grid(5),
@@ -111,14 +111,14 @@ def test_depth_is_refined_under_a_control_and_a_profile():
         references=(dataclasses.replace(flow, profile=lambda time: 1.0), tight(flow)),
     )
     mass = np.sqrt(np.asarray(lim.graded_grid(5).weights).sum())
-    for depth, error in zip(DEPTHS, found[0].study.errors, strict=True):
+    for depth, error in zip(DEPTHS, study[0].study.errors, strict=True):
         t = np.arange(depth) / depth
         euler = np.prod(1 + (0.5 + t) ** 2 / depth)
         np.testing.assert_allclose(error, mass * abs(euler - np.exp(13 / 12)), rtol=1e-8)
-    assert found.agree and found[0].study.refinements == DEPTHS
+    assert study.agree and study[0].study.refinements == DEPTHS
     # The first of one's own references tells the error of the last.
     expected = mass * abs(np.exp(1) - np.exp(13 / 12))
-    np.testing.assert_allclose(found[0].study.reference_error, expected, rtol=1e-3)
+    np.testing.assert_allclose(study[0].study.reference_error, expected, rtol=1e-3)
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_positions_and_layers_are_refined_together():
     control = LayerwiseControl(averaging([1.5]))
     known = grids(lim.token_grid)
     scheme = lim.limits.Scheme(lim.euler)
-    found = lim.limits.convergence_study(
+    study = lim.limits.convergence_study(
         lim.ContinuousFlow(control),
         squares,
         known,
@@ -134,10 +134,10 @@ def test_positions_and_layers_are_refined_together():
         depths=DEPTHS,
         scheme=scheme,
     )
-    for grid, depth, error in zip(known, DEPTHS, found[0].study.errors, strict=True):
+    for grid, depth, error in zip(known, DEPTHS, study[0].study.errors, strict=True):
         exact = np.exp(1.5 / 3) * np.asarray(grid.nodes) ** 2
         np.testing.assert_allclose(error, abs(layered(grid, depth) - exact).max(), rtol=1e-8)
-    assert found[0].expected is None and found[0].study.refinements == SIZES
+    assert study[0].expected is None and study[0].study.refinements == SIZES
 
 
 @pytest.mark.slow
@@ -177,25 +177,25 @@ def integral_study(references, order):
 
 def test_finer_grids_of_the_same_kind_are_a_reference():
     check, limit = references = grids(lim.token_grid, (300, 500))
-    found = integral_study(references, None)
+    study = integral_study(references, None)
     expected = [abs(integrals(grid) - integrals(limit)) for grid in grids(lim.token_grid)]
-    np.testing.assert_allclose(found.errors, expected, rtol=1e-10)
+    np.testing.assert_allclose(study.errors, expected, rtol=1e-10)
     expected = abs(integrals(check) - integrals(limit))
-    np.testing.assert_allclose(found.reference_error, expected, rtol=1e-9)
+    np.testing.assert_allclose(study.reference_error, expected, rtol=1e-9)
     # A first-order reference of five times the finest size is not ten times as good.
-    assert not found.resolved
+    assert not study.resolved
 
 
 def test_three_grids_are_extrapolated_and_say_by_how_much_they_may_err():
     references = grids(lim.token_grid, (96, 192, 384))
-    found = integral_study(references, 1)
+    study = integral_study(references, 1)
     coarse, middle, fine = map(integrals, references)
     limit = 2 * fine - middle
     expected = [abs(integrals(grid) - limit) for grid in grids(lim.token_grid)]
-    np.testing.assert_allclose(found.errors, expected, rtol=1e-9)
-    np.testing.assert_allclose(found.reference_error, abs(2 * middle - coarse - limit), rtol=1e-8)
+    np.testing.assert_allclose(study.errors, expected, rtol=1e-9)
+    np.testing.assert_allclose(study.reference_error, abs(2 * middle - coarse - limit), rtol=1e-8)
     exact = (1 + 1.5 / 9) ** 3 / 3
-    assert abs(limit - exact) < found.reference_error and found.resolved
+    assert abs(limit - exact) < study.reference_error and study.resolved
 
 
 @pytest.mark.slow
@@ -264,8 +264,8 @@ def test_a_field_with_turning_keys_and_a_gated_network_converges():
 
     quantities = {"state": Quantity(state, 2, norm=mean_square)}
     known = grids(lim.graded_grid, (12, 24, 48, 96))
-    found = lim.limits.convergence_study(field, states, known, quantities)
-    assert found.agree and found[0].study.resolved
+    study = lim.limits.convergence_study(field, states, known, quantities)
+    assert study.agree and study[0].study.resolved
 
 
 @pytest.fixture(scope="module")
@@ -394,7 +394,7 @@ def four_of_each(p):
 )
 @pytest.mark.usefixtures("as_users_run")
 def test_what_has_no_limit_or_no_slope_is_refused(message, changed):
-    given = {"network": FLOW, "grids": TOKENS, "quantities": {"state": state}} | changed
+    arguments = {"network": FLOW, "grids": TOKENS, "quantities": {"state": state}} | changed
     with pytest.raises(ValueError) as refused:
-        lim.limits.convergence_study(states=four_of_each, **given)
+        lim.limits.convergence_study(states=four_of_each, **arguments)
     assert message in str(refused.value)

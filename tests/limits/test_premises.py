@@ -131,10 +131,10 @@ def test_a_field_that_jumps_gets_no_claim_and_the_reference_of_ones_own(name):
     # `thm:loss-adjoint-continuum-error`, `eq:readout-adjoint-consistency`,
     # `eq:cross-entropy-discrete-continuum-error`.
     argument, study, expected = POSITION[name]
-    found = study(references=THIRDS)
-    assert_silent(found)
-    np.testing.assert_allclose(found.errors, expected, rtol=1e-9)
-    assert found.reference_error < 1e-12
+    result = study(references=THIRDS)
+    assert_silent(result)
+    np.testing.assert_allclose(result.errors, expected, rtol=1e-9)
+    assert result.reference_error < 1e-12
     with pytest.raises(ValueError, match=f"{argument}: got a field that is not resolved as Lip"):
         study(lipschitz=True)
 
@@ -277,10 +277,10 @@ def test_a_step_that_is_none_of_eulers_is_known_by_its_defects():
     def half(field, x, grid, increment):
         return lim.euler(field, x, grid, increment / 2)
 
-    found = DepthConstants(1.0, 1.0, 1.0)
-    assert depth._premises(found, unit_profile, lim.euler, lipschitz=False)
-    assert not depth._premises(found, unit_profile, half, lipschitz=False)
-    assert not depth._premises(found, weierstrass, lim.euler, lipschitz=True)
+    constants = DepthConstants(1.0, 1.0, 1.0)
+    assert depth._premises(constants, unit_profile, lim.euler, lipschitz=False)
+    assert not depth._premises(constants, unit_profile, half, lipschitz=False)
+    assert not depth._premises(constants, weierstrass, lim.euler, lipschitz=True)
     assert not depth._premises(None, unit_profile, lim.euler, lipschitz=False)
     with pytest.raises(ValueError, match="grow by the factor 2 from 16 layers to 32"):
         require_resnet_premises({8: 1.0, 16: 2.0, 32: 4.0}, 0.0)

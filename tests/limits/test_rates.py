@@ -155,9 +155,11 @@ def test_a_field_that_is_not_smooth_gets_no_bound_and_its_own_order():
         errors = np.abs(np.cumsum(i**0.6) / i - i**0.6 / 1.6) / size**0.6
         inside = errors[5 * i >= size]
         left = errors[5 * i <= size]
-        found = [studies[name].errors[place] for name in ("inside", "mean square", "left region")]
+        errors_at_place = [
+            studies[name].errors[place] for name in ("inside", "mean square", "left region")
+        ]
         expected = inside.max(), np.sqrt((inside**2).sum() / size), left.mean()
-        np.testing.assert_allclose(found, expected, rtol=1e-3)
+        np.testing.assert_allclose(errors_at_place, expected, rtol=1e-3)
 
 
 @pytest.mark.slow
@@ -220,8 +222,8 @@ def test_the_attention_constant_is_the_proofs_by_differences():
     size = np.where(past, np.linalg.norm(projected, axis=1)[None], 0).max(axis=1)
     numerator = np.where(past, moved, 0).max(axis=1) + size * np.where(past, grown, 0).max(axis=1)
     expected = (numerator / (2 * np.where(past, mass, np.inf).min(axis=1))).max()
-    found = attention_constant(attention, smooth)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    constant = attention_constant(attention, smooth)
+    np.testing.assert_allclose(constant, expected, rtol=1e-6)
 
 
 def spiked(p):
@@ -305,8 +307,10 @@ def test_the_bounds_of_eulers_recursion_are_the_proofs(trajectories):
     """With the field's constants, and the controls' distance: eps/2 times the control's length."""
     # `thm:resnet-ode`, `eq:control-l1-convergence`.
     fields = small_fields()
-    found = field_regularity(fields)
-    state, control, speed = (float(c) for c in (found.lipschitz, found.control, found.bound))
+    regularity = field_regularity(fields)
+    state, control, speed = (
+        float(c) for c in (regularity.lipschitz, regularity.control, regularity.bound)
+    )
     rows = np.concatenate([np.asarray(leaf).reshape(3, -1) for leaf in jax.tree.leaves(fields)], 1)
     step = 1 / np.array([32, 64, 128, 256])
     bracket = step + step / 2 * np.linalg.norm(np.diff(rows, axis=0), axis=1).sum()
@@ -342,8 +346,8 @@ def test_strang_is_of_second_order_between_nonlinear_sublayers():
             for depth, step in flows
         ]
 
-    *found, exact = map(float, ends(jnp.asarray(np.full((2, 1), 0.4))))
-    errors = [abs(end - exact) for end in found]
+    *values, exact = map(float, ends(jnp.asarray(np.full((2, 1), 0.4))))
+    errors = [abs(end - exact) for end in values]
     assert abs(fit_order(depths, errors).value - 2) < 0.15
 
 
@@ -545,13 +549,13 @@ def test_the_bound_of_the_loss_is_stated_on_tokens_only(make_grid):
     def same(values):
         return lambda p: jnp.broadcast_to(jnp.array([values]), (p.size, 2))
 
-    found = [
+    studies = [
         lim.limits.loss_study(same([1.0, -0.5]), same([0.3, 0.7]), TWO, grid, lipschitz=True)
         for grid in (make_grid, lim.token_grid)
     ]
-    assert found[0].bounds is None and found[0].holds is None
+    assert studies[0].bounds is None and studies[0].holds is None
     # Rounding is no breach: both sides are zero.
-    assert found[1].bounds == (0.0,) * 2 and found[1]._replace(sampled=False).holds is True
+    assert studies[1].bounds == (0.0,) * 2 and studies[1]._replace(sampled=False).holds is True
 
 
 def test_the_bound_of_the_loss_is_the_slope_of_its_density():
@@ -639,12 +643,12 @@ def test_a_readouts_adjoint_is_bounded_by_its_weights_norm():
         expected = max(np.linalg.norm(np.asarray(weight) * slope, 2) for slope in slopes)
         np.testing.assert_allclose(bound(network, x, grid), expected, rtol=1e-12)
     # A band's rows and columns sum to one where its edges reflect, and to less at the others.
-    found = {
+    bounds = {
         edges: float(bound(lim.BandReadout(weight, 0.4, edges), smooth(GRID.nodes), GRID))
         for edges in ("reflecting", "zero")
     }
-    np.testing.assert_allclose(found["reflecting"], largest, rtol=1e-9)
-    assert 0.8 * largest < found["zero"] < largest
+    np.testing.assert_allclose(bounds["reflecting"], largest, rtol=1e-9)
+    assert 0.8 * largest < bounds["zero"] < largest
 
 
 @pytest.mark.slow

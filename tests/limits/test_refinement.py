@@ -19,21 +19,21 @@ def test_fitted_orders_are_numpys_with_their_covariance(count):
     refinements = 10.0 * 1.7 ** np.arange(count)
     noise = np.exp(0.1 * np.random.default_rng(count).standard_normal(count))
     errors = 0.4 * refinements**-1.5 * noise
-    found = fit_order(refinements.tolist(), errors.tolist())
+    order = fit_order(refinements.tolist(), errors.tolist())
     fit, covariance = np.polyfit(np.log(refinements), np.log(errors), 1, cov=True)
-    np.testing.assert_allclose(found.value, -fit[0], rtol=1e-10)
-    np.testing.assert_allclose(found.constant, np.exp(fit[1]), rtol=1e-10)
-    np.testing.assert_allclose(found.half_width, 2 * np.sqrt(covariance[0, 0]), rtol=1e-8)
+    np.testing.assert_allclose(order.value, -fit[0], rtol=1e-10)
+    np.testing.assert_allclose(order.constant, np.exp(fit[1]), rtol=1e-10)
+    np.testing.assert_allclose(order.half_width, 2 * np.sqrt(covariance[0, 0]), rtol=1e-8)
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, 0.0, -1.0])
 def test_an_order_is_of_positive_finite_numbers(broken):
     numbers = [1.0, 2, 4, 8]
     for changed in (0, 1):
-        given = [numbers, [1.0, 0.5, 0.25, 0.125]]
-        given[changed] = [*given[changed][:3], broken]
+        arguments = [numbers, [1.0, 0.5, 0.25, 0.125]]
+        arguments[changed] = [*arguments[changed][:3], broken]
         with pytest.raises(ValueError, match="errors: got .+ expected at least four positive"):
-            fit_order(*given)
+            fit_order(*arguments)
 
 
 def test_the_constant_of_attention_is_the_proofs_by_loops():
@@ -67,8 +67,8 @@ def test_the_constant_of_attention_is_the_proofs_by_loops():
             product, features, steepest, _ = np.max(sizes, axis=0)
             total += (product + features * steepest) / (2 * np.min(sizes, axis=0)[3])
         largest = max(largest, total)
-    found = attention_constant(attention, states, points)
-    np.testing.assert_allclose(found, largest, rtol=1e-10)
+    constant = attention_constant(attention, states, points)
+    np.testing.assert_allclose(constant, largest, rtol=1e-10)
 
 
 def test_errors_in_depth_are_the_largest_of_all_times_also_between_layers():

@@ -118,9 +118,9 @@ def test_bounds_of_normalised_layers_are_proved_and_kept():
     # Whose size is at most 3/2 on [0, 1/2], and 5/2 on [0, 1].
     stated = DepthProfile(lambda time: 0.5 + 2 * time, bound=1.5, lipschitz=2.0)
     proved = study(stated)
-    found = field_regularity(three)
-    state = float(found.lipschitz)
-    speed = ROOT * float(found.bound)
+    regularity = field_regularity(three)
+    state = float(regularity.lipschitz)
+    speed = ROOT * float(regularity.bound)
     moving = (1.5**2 * state + 2) * speed / 2
     expected = 0.5 * np.exp(0.5 * 1.5 * state) * moving * 0.5 / np.array([2, 8])
     np.testing.assert_allclose(np.array(proved.bounds), expected, rtol=1e-9)

@@ -89,9 +89,9 @@ def test_bands_average_smooth_fields_on_every_grid(make):
     bandwidth = 0.2
     band = lim.BandReadout(eye(1), bandwidth)
     nodes = np.asarray(grid.nodes)
-    found = np.asarray(read(band, np.cos(frequency * nodes)[:, None], grid))[:, 0]
+    averages = np.asarray(read(band, np.cos(frequency * nodes)[:, None], grid))[:, 0]
     factor = np.sinc(frequency * bandwidth / 2 / np.pi) ** 2
-    error = np.abs(found - factor * np.cos(frequency * nodes))
+    error = np.abs(averages - factor * np.cos(frequency * nodes))
     assert error[(nodes > bandwidth) & (nodes < 1 - bandwidth)].max() < 1e-3
 
 
@@ -102,10 +102,10 @@ def test_the_hat_has_integral_one():
 
 def test_a_tokenwise_readout_may_have_parameters():
     x = random_states()
-    found = jax.jit(
+    logits = jax.jit(
         lambda x, weight: lim.TokenwiseReadout(lambda z: jnp.tanh(z @ weight))(x, GRID)
     )(x, WEIGHT)
-    np.testing.assert_allclose(found, np.tanh(np.asarray(x) @ np.asarray(WEIGHT)), rtol=1e-12)
+    np.testing.assert_allclose(logits, np.tanh(np.asarray(x) @ np.asarray(WEIGHT)), rtol=1e-12)
 
 
 def test_cross_entropies_are_their_sums():
@@ -118,7 +118,7 @@ def test_cross_entropies_are_their_sums():
     graded = lim.graded_grid(12)
     panels = lim.gauss_grid(8)
     mixed = np.asarray(panels.nodes)[:, None] * np.array([1, -1]) + np.array([0, 1])
-    for found, expected in (
+    for value, expected in (
         (cross_entropy(logits, labels, GRID), surprise.mean()),
         (cross_entropy(logits, labels, GRID, weights), np.mean(weights * surprise)),
         (cross_entropy(logits, labels, graded), np.sum(np.asarray(graded.weights) * surprise)),
@@ -130,7 +130,7 @@ def test_cross_entropies_are_their_sums():
         # The continuum: still logits and labels (p, 1 - p) have a density that is linear in p.
         (cross_entropy(np.full((8, 2), [1, -0.5]), mixed, panels), np.log(np.exp(1.5) + 1) - 0.75),
     ):
-        np.testing.assert_allclose(found, expected, rtol=1e-13)
+        np.testing.assert_allclose(value, expected, rtol=1e-13)
 
 
 def test_teacher_forcing_has_both_conventions():
@@ -293,10 +293,10 @@ def test_terminal_adjoints_by_the_papers_formula(make):
         return terminal_adjoint(loss, (x, labels), grid), jax.nn.softmax(readout(x, grid), axis=1)
 
     for readout, spread in ((linear, np.eye(12)), (band, np.asarray(band_matrix(band, grid)))):
-        found, probabilities = map(np.asarray, adjoint_and_probabilities(readout, x, labels))
+        adjoint, probabilities = map(np.asarray, adjoint_and_probabilities(readout, x, labels))
         residual = weights * (probabilities - np.asarray(labels))
         expected = spread.T @ residual / weights @ np.asarray(WEIGHT).T
-        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(adjoint, expected, rtol=1e-12, atol=1e-13)
 
 
 @jax.jit
@@ -369,10 +369,10 @@ def test_autoregressive_terminal_adjoint():
         return terminal_adjoint(loss, (x, labels), GRID), jax.nn.softmax(x @ WEIGHT, axis=1)
 
     labels = random_labels()
-    found, probabilities = map(np.asarray, adjoint_and_probabilities(random_states(), labels))
+    adjoint, probabilities = map(np.asarray, adjoint_and_probabilities(random_states(), labels))
     residual = alpha[:, None] * (probabilities - np.asarray(labels))
     expected = 12 * residual @ np.asarray(WEIGHT).T
-    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(adjoint, expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("loss", [lim.autoregressive_cross_entropy, margin_loss])

@@ -62,8 +62,8 @@ def test_the_largest_class_is_the_first_of_equal_ones_in_any_slice():
     def of(start):
         return jax.lax.dynamic_slice_in_dim(put(rows), start, 3, axis=1)
 
-    found = sliced_answers(Slices(of, 3, 4, "float64"))
-    np.testing.assert_array_equal(found, [0, 3, 2, 1, 1])
+    answers = sliced_answers(Slices(of, 3, 4, "float64"))
+    np.testing.assert_array_equal(answers, [0, 3, 2, 1, 1])
 
 
 @pytest.mark.slow
@@ -124,11 +124,11 @@ def test_second_derivatives_are_those_of_whole_logits(name):
         return twin(logits, put(targets), put(WEIGHTS))
 
     logits = put(LOGITS / 30)
-    found, expected = (
+    second, expected = (
         jax.jit(lambda x, of=of: jax.jvp(jax.grad(of), (x,), (jnp.cos(x),))[1])(logits)
         for of in (of_slices, of_all)
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(second, expected, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("function", [sliced_cross_entropy, sliced_margin_loss])

@@ -45,8 +45,8 @@ def model(folder):
 def test_networks_give_their_publishers_logits(tmp_path, name):
     """By NumPy; `test_families` has every family beside transformers."""
     model = models.load(write(tmp_path, CONFIGS[name]), dtype="float64")
-    found = eqx.filter_jit(lambda model: model.logits(IDS))(model)
-    np.testing.assert_allclose(found, publishers.logits(CONFIGS[name], TOKENS), rtol=1e-11)
+    logits = eqx.filter_jit(lambda model: model.logits(IDS))(model)
+    np.testing.assert_allclose(logits, publishers.logits(CONFIGS[name], TOKENS), rtol=1e-11)
 
 
 @pytest.mark.slow
@@ -62,12 +62,12 @@ def test_loaded_networks_have_an_exact_ledger(tmp_path, name):
 
     def measured(model, moved):
         x, y = model.example(WINDOW, teacher_forcing(7))
-        found = channels(model.flow, model.terminal_loss, (x, y), grid)
+        ledger = channels(model.flow, model.terminal_loss, (x, y), grid)
         hops = attention_hops(model.flow, model.terminal_loss, (x, y), grid, 2)[0]
         losses = jax.vmap(lambda step: model.loss(x + step * moved, y))(jnp.array([1e-5, -1e-5]))
         batch = jax.tree.map(lambda leaf: leaf[None], (x, y))
         energy = lim.influence(models.CausalLM.loss, model, batch, grid).energy
-        return found.vectors.sum(axis=0), hops.sum(axis=0), losses, energy
+        return ledger.vectors.sum(axis=0), hops.sum(axis=0), losses, energy
 
     moved = np.random.default_rng(1).standard_normal((7, publishers.WIDTH))
     found = eqx.filter_jit(measured)(model, jax.device_put(moved))
@@ -103,10 +103,10 @@ def test_the_gradient_of_a_loss_of_ids_reaches_the_embeddings(model):
     def gradient(model):
         return eqx.filter_grad(lambda model: loss_of_ids(model, IDS, y))(model)
 
-    found = gradient(model)
-    rows = np.abs(np.asarray(found.embedding)).max(axis=1) > 1e-6
+    gradients = gradient(model)
+    rows = np.abs(np.asarray(gradients.embedding)).max(axis=1) > 1e-6
     assert rows.all()  # the head reads all words
-    moved = np.abs(np.asarray(found.positions)).max(axis=1) > 1e-6
+    moved = np.abs(np.asarray(gradients.positions)).max(axis=1) > 1e-6
     np.testing.assert_array_equal(moved, np.arange(PLACES) < 7)
 
 
@@ -362,8 +362,8 @@ def test_options_are_read_as_the_publishers_do(tmp_path, name, changed, more):
     else:
         arrays |= {"lm_head.weight": arrays[more]} if isinstance(more, str) else more
     model = models.load(write(tmp_path, config, arrays), dtype="float64")
-    found = eqx.filter_jit(lambda model: model.logits(IDS))(model)
-    np.testing.assert_allclose(found, publishers.logits(config, TOKENS, arrays), rtol=1e-11)
+    logits = eqx.filter_jit(lambda model: model.logits(IDS))(model)
+    np.testing.assert_allclose(logits, publishers.logits(config, TOKENS, arrays), rtol=1e-11)
     assert (model.head is None) is (more is None or isinstance(more, str))
 
 
@@ -421,9 +421,9 @@ def test_packed_contexts_have_the_logits_and_losses_of_contexts_alone(tmp_path, 
         )(model)
         return one, apart, model.logits(ids, packed)
 
-    given = jax.device_put((ids, np.roll(ids, -1), np.repeat([0, 1], [7, 4])))
-    *found, logits = eqx.filter_jit(measured)(model, *given)
-    for ours, theirs in zip(*map(jax.tree.leaves, found), strict=True):
+    inputs = jax.device_put((ids, np.roll(ids, -1), np.repeat([0, 1], [7, 4])))
+    *losses, logits = eqx.filter_jit(measured)(model, *inputs)
+    for ours, theirs in zip(*map(jax.tree.leaves, losses), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
     expected = [publishers.logits(CONFIGS[name], row) for row in (ids[:7], ids[7:])]
     np.testing.assert_allclose(logits, np.concatenate(expected), rtol=1e-10, atol=1e-12)

@@ -54,8 +54,8 @@ def log_probability(family, prompt, ids):
 def test_the_loss_is_the_log_odds_of_the_foil(family, model, case):
     prompt, answer, foil = case
     expected = log_probability(family, prompt, foil) - log_probability(family, prompt, answer)
-    found = loss_of(model, jax.device_put(prompt), asked(case))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    loss = loss_of(model, jax.device_put(prompt), asked(case))
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
     # Of logits of one's own the same, by the formula alone.
     both = [logits(CONFIGS[family], np.concatenate([prompt, one[:-1]])) for one in (answer, foil)]
     rows = [jax.device_put(one[len(prompt) - 1 :]) for one in both]
@@ -71,8 +71,8 @@ def test_weights_of_one_over_the_number_of_tokens_make_means(family, model):
     expected = (
         log_probability(family, prompt, foil) / 3 - log_probability(family, prompt, answer) / 2
     )
-    found = loss_of(model, jax.device_put(prompt), y)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    loss = loss_of(model, jax.device_put(prompt), y)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
 def longer(model):
@@ -94,8 +94,8 @@ def squares_by_two_passes(model, prompt, answer, foil):
         window = np.concatenate([prompt, ids])
         weights = (np.arange(1, len(window)) >= len(prompt)) / len(ids)
         row, targets, weights = jax.device_put((window[:-1], window[1:], weights))
-        found = eqx.filter_jit(gradient)(model, row, Targets(targets, weights))
-        return len(ids) * found[: len(prompt)]
+        gradients = eqx.filter_jit(gradient)(model, row, Targets(targets, weights))
+        return len(ids) * gradients[: len(prompt)]
 
     return ((of_sum(answer) - of_sum(foil)) ** 2).sum(axis=1)
 

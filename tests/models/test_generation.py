@@ -58,11 +58,11 @@ def test_with_keys_and_values_kept_logits_are_those_of_the_whole_context(name, t
     """As transformers has them, in the midst and at the end; `test_families` has all logits."""
     model = model_of(name, tmp_path, dtype="float64")
     assert has_kv_cache(model.flow)
-    found = np.asarray(logits_by_kept(model, IDS))
+    logits = np.asarray(logits_by_kept(model, IDS))
     network = RECORD["networks"][name]
     _, first, last = RECORD["places"]
     assert (first, last) == (KNOWN - 1, len(IDS) - 1)
-    asked = found[[0, -1]][:, RECORD["words"]]
+    asked = logits[[0, -1]][:, RECORD["words"]]
     expected = np.array(network["logits"])[1:]
     np.testing.assert_allclose(asked, expected, rtol=0, atol=1e-12 * network["largest"])
 
@@ -73,10 +73,10 @@ def test_so_they_are_of_weights_that_are_fetched(held, tmp_path):
     model = model_of("gemma2", tmp_path, storage_dtype="bfloat16")
     model = models.open(tmp_path) if held == "opened" else model
     expected = eqx.filter_jit(models.CausalLM.logits)(model, jnp.asarray(IDS))[KNOWN - 1 :]
-    found = logits_by_kept(model, IDS)
-    assert found.dtype == "float32"
+    logits = logits_by_kept(model, IDS)
+    assert logits.dtype == "float32"
     bound = 1e-5 * np.abs(expected).max()
-    np.testing.assert_allclose(found, expected, rtol=0, atol=bound)
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=bound)
 
 
 def assert_likeliest(model, ids, answered):
@@ -132,8 +132,8 @@ def test_an_end_is_the_answers_last_id(tmp_path):
     model = model_of("llama", tmp_path)
     whole = models.answer(model, IDS[:5], tokens=8).tolist()
     end = next(one for one in whole if one != whole[0])
-    found = models.answer(model, IDS[:5], tokens=8, end=(36, end)).tolist()
-    assert found == whole[: whole.index(end) + 1] and 1 < len(found) < 8
+    ids = models.answer(model, IDS[:5], tokens=8, end=(36, end)).tolist()
+    assert ids == whole[: whole.index(end) + 1] and 1 < len(ids) < 8
     # The first one may be an end; those of the context say nothing.
     assert (
         models.answer(model, IDS[:5], tokens=8, end=[whole[0], *IDS[:5].tolist()]).tolist()
@@ -145,9 +145,9 @@ def test_an_end_is_the_answers_last_id(tmp_path):
 def test_one_program_serves_a_padded_length(model):
     models.answer(model, IDS[:6], tokens=2)
     others = jax.device_put(IDS[:9])
-    with compilations() as found:
+    with compilations() as programs:
         models.answer(model, others, tokens=7)
-    assert found == []
+    assert programs == []
     # Of 64 places all are used, the last by no id: what follows it stands nowhere.
     full = np.resize(IDS, 60)
     assert models.answer(model, full, tokens=5).shape == (5,)

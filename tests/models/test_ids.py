@@ -51,14 +51,14 @@ def model(tmp_path_factory):
 def carried_by_loops(mass, edges):
     """Each token's mass shared out over cells, by how much of its own cell they cover."""
     length = len(mass)
-    found = np.zeros(len(edges) - 1)
-    for cell in range(len(found)):
+    masses = np.zeros(len(edges) - 1)
+    for cell in range(len(masses)):
         for place in range(length):
             end = (place + 1) / length
             start = place / length
             shared = min(edges[cell + 1], end) - max(edges[cell], start)
-            found[cell] += length * max(shared, 0) * mass[place]
-    return found
+            masses[cell] += length * max(shared, 0) * mass[place]
+    return masses
 
 
 loss_of_ids = LossOfIds(models.CausalLM.embed, models.CausalLM.loss)
@@ -99,7 +99,7 @@ def alone(model):
 @pytest.mark.slow
 def test_every_context_lives_on_its_own_grid(model, alone):
     """Against each alone, without padding: one gradient, its energies shared out by loops."""
-    found = models.influence_of_ids(model, WINDOWS, REGIONS, ask=rising, keep_examples=True)
+    influence = models.influence_of_ids(model, WINDOWS, REGIONS, ask=rising, keep_examples=True)
     masses = []
     everywhere, _ = alone["loss"]
     for gradient in everywhere:
@@ -107,12 +107,12 @@ def test_every_context_lives_on_its_own_grid(model, alone):
         masses.append(carried_by_loops(mass, np.asarray(REGIONS.grid.edges)))
         assert np.isclose(masses[-1].sum(), mass.sum(), rtol=1e-12)
     weights = np.asarray(REGIONS.grid.weights)
-    np.testing.assert_allclose(found.energy * weights, np.mean(masses, axis=0), rtol=1e-10)
-    np.testing.assert_allclose(found.example_energies * weights[None], masses, rtol=1e-10)
+    np.testing.assert_allclose(influence.energy * weights, np.mean(masses, axis=0), rtol=1e-10)
+    np.testing.assert_allclose(influence.example_energies * weights[None], masses, rtol=1e-10)
     scatter = np.var(masses, axis=0) * len(WINDOWS)
-    found_scatter = found.energy_scatter * (found.unit * weights) ** 2
+    found_scatter = influence.energy_scatter * (influence.unit * weights) ** 2
     np.testing.assert_allclose(found_scatter, scatter, rtol=1e-9)
-    assert int(found.count) == len(WINDOWS)
+    assert int(influence.count) == len(WINDOWS)
 
 
 @pytest.mark.slow
@@ -120,13 +120,13 @@ def test_every_context_lives_on_its_own_grid(model, alone):
 def test_energies_of_tokens_are_of_what_each_context_is_asked(model, alone, loss):
     """Weights of each context its own, zero at most places; a gradient of each without padding."""
     of_states = getattr(models.CausalLM, loss)
-    found = models.energies_of_ids(model, WINDOWS, ask=SPARSE, loss=of_states, progress=reversed)
+    energies = models.energies_of_ids(model, WINDOWS, ask=SPARSE, loss=of_states, progress=reversed)
     _, sparsely = alone[loss]
-    for gradient, energy in zip(sparsely, found[::-1], strict=True):
+    for gradient, energy in zip(sparsely, energies[::-1], strict=True):
         expected = len(gradient) ** 2 * (gradient**2).sum(axis=1)
         np.testing.assert_allclose(energy, expected, rtol=1e-9, atol=1e-12 * expected.max())
     carried = models.influence_of_ids(model, WINDOWS, REGIONS, ask=SPARSE, loss=of_states)
-    total = np.mean([energy.mean() for energy in found])
+    total = np.mean([energy.mean() for energy in energies])
     np.testing.assert_allclose(carried.total, total, rtol=1e-12)
     with pytest.raises(ValueError, match="ask: got weights of 2 contexts, expected those of 3"):
         models.energies_of_ids(model, WINDOWS, ask=SPARSE[:2])
@@ -154,8 +154,8 @@ def test_energies_that_are_interrupted_go_on_to_the_same_bits(model, tmp_path, m
         with pytest.raises(KeyboardInterrupt):
             go_on(model, [*windows, window_of(2)])
         assert measured == [len(window) - 2 for window in windows[first : first + 2]]
-    found = go_on(model, windows)  # any measurement would be an interruption
-    for ours, theirs in zip(found, whole, strict=True):
+    energies = go_on(model, windows)  # any measurement would be an interruption
+    for ours, theirs in zip(energies, whole, strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)
     moved = eqx.tree_at(lambda model: model.embedding, model, model.embedding + 1e-9)
@@ -185,8 +185,8 @@ def test_files_know_scores_of_ones_own_by_a_name(model, tmp_path):
     scored = partial(models.ids.scores_of_ids, squares, model, WINDOWS, checkpoint=tmp_path)
     with pytest.raises(ValueError, match="run: got no name for the function .*squares"):
         scored()
-    for window, found in zip(WINDOWS, scored(scores_name="squares"), strict=True):
-        np.testing.assert_array_equal(found, np.asarray(window)[:-1] ** 2)
+    for window, score in zip(WINDOWS, scored(scores_name="squares"), strict=True):
+        np.testing.assert_array_equal(score, np.asarray(window)[:-1] ** 2)
     with pytest.raises(ValueError, match="of function squares, expected one of function cubes"):
         scored(scores_name="cubes")
 
@@ -227,8 +227,8 @@ def test_contexts_in_batches_have_the_energies_of_each_alone(model, alone, mixed
             seen.append((number, len(calls)))
             yield number
 
-    found = models.energies_of_ids(model, **mixed, progress=progress)
-    for (window, kind), energy in zip(MIXED, found, strict=True):
+    energies = models.energies_of_ids(model, **mixed, progress=progress)
+    for (window, kind), energy in zip(MIXED, energies, strict=True):
         gradient = alone["loss"][kind][window]
         expected = len(gradient) ** 2 * (gradient**2).sum(axis=1)
         np.testing.assert_allclose(energy, expected, rtol=1e-9, atol=1e-12 * expected.max())
@@ -237,7 +237,7 @@ def test_contexts_in_batches_have_the_energies_of_each_alone(model, alone, mixed
     # Each context counts, measured with others before it or not.
     assert seen == list(enumerate([0, 1, 2, 2, 3, 3, 4, 4]))
     carried = models.influence_of_ids(model, regions=REGIONS, **mixed)
-    total = np.mean([energy.mean() for energy in found])
+    total = np.mean([energy.mean() for energy in energies])
     np.testing.assert_allclose(carried.total, total, rtol=1e-12)
 
 
@@ -269,9 +269,9 @@ def test_a_batch_that_is_interrupted_goes_on_to_the_same_bits(
     for expected in ([measured[3]], []):
         calls.clear()
         written.clear()
-        found = models.energies_of_ids(model, **mixed, checkpoint=tmp_path)
+        energies = models.energies_of_ids(model, **mixed, checkpoint=tmp_path)
         assert [ids.tolist() for ids in calls] == expected
-        for ours, theirs in zip(found, whole, strict=True):
+        for ours, theirs in zip(energies, whole, strict=True):
             np.testing.assert_array_equal(ours, theirs)
 
 
@@ -300,9 +300,9 @@ def test_a_context_alone_is_measured_alone(model, calls):
     few = [window_of(length) for length in (20, 5)]
     expected = [models.energies_of_ids(model, [window])[0] for window in few]
     calls.clear()
-    with compilations() as found:
+    with compilations() as programs:
         together = models.energies_of_ids(model, few)
-    assert not found and [len(ids) for ids in calls] == [1] * len(few)
+    assert not programs and [len(ids) for ids in calls] == [1] * len(few)
     for ours, theirs in zip(together, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -313,9 +313,9 @@ def test_batches_are_one_program_for_each_padded_length(model, calls, monkeypatc
     monkeypatch.setattr(models.ids, "TOKENS_AT_ONCE", 64)  # four of 16, as in no other test
     for lengths, programs in ((range(5, 16), 1), (range(16, 2, -1), 0)):
         windows = [window_of(length) for length in lengths]
-        with compilations() as found:
+        with compilations() as compiled:
             models.energies_of_ids(model, windows)
-        assert len(found) == programs
+        assert len(compiled) == programs
     assert [ids.shape for ids in calls] == 7 * [(4, 16)]
 
 
@@ -342,9 +342,9 @@ def test_some_ten_programs_serve_all_lengths(model):
     """Other lengths that are padded alike, in other numbers of each, compile nothing."""
     models.influence_of_ids(model, WINDOWS, REGIONS)
     others = [window_of(length) for length in (22, 11, 17)]
-    with compilations() as found:
+    with compilations() as programs:
         jax.block_until_ready(models.influence_of_ids(model, others, REGIONS).energy)
-    assert not found
+    assert not programs
     lengths = range(1, 4097)
     padded = [padded_length(length) for length in lengths]
     for length, size in zip(lengths, padded, strict=True):
@@ -369,9 +369,9 @@ def test_padding_turns_no_place_otherwise(tmp_path, calls, monkeypatch):
         return jax.grad(model.loss)(x, y)
 
     others = [window_of(7, seed=1), window_of(8)]
-    found, *_ = models.energies_of_ids(model, [window, *others], ask=rising)
+    energy, *_ = models.energies_of_ids(model, [window, *others], ask=rising)
     slope = eqx.filter_jit(gradient)(model, window)
-    np.testing.assert_allclose(found, 49 * (slope**2).sum(axis=1), rtol=1e-9)
+    np.testing.assert_allclose(energy, 49 * (slope**2).sum(axis=1), rtol=1e-9)
     assert [ids.shape for ids in calls] == [(2, 7), (1, 8)]
     packed = models.Targets(window[1:], weights, starts=jax.device_put(np.array([0] * 4 + [4] * 3)))
     with pytest.raises(
@@ -414,8 +414,8 @@ def test_padding_is_cut_off_left_and_right(kind):
         for side, place in (("left", slice(40 - size, 40)), ("right", slice(size))):
             rows[side][i, place], masks[side][i, place] = window, 1
     for side in rows:
-        found = models.contexts(jax.device_put(rows[side]), mask=masks[side])
-        assert [row.tolist() for row in found] == [window.tolist() for window in windows]
+        batch = models.contexts(jax.device_put(rows[side]), mask=masks[side])
+        assert [row.tolist() for row in batch] == [window.tolist() for window in windows]
 
 
 def test_packed_rows_are_cut_into_their_contexts():
@@ -427,8 +427,8 @@ def test_packed_rows_are_cut_into_their_contexts():
     for (row, start, number), window in zip(places, windows, strict=True):
         rows[row, start : start + len(window)] = window
         segments[row, start : start + len(window)] = number
-    found = models.contexts(rows, mask=segments > 0, segments=segments)
-    assert [row.tolist() for row in found] == [window.tolist() for window in windows]
+    batch = models.contexts(rows, mask=segments > 0, segments=segments)
+    assert [row.tolist() for row in batch] == [window.tolist() for window in windows]
     by_zeros = models.contexts(rows, segments=segments)
     assert [row.tolist() for row in by_zeros] == [window.tolist() for window in windows]
     whole = models.contexts(rows[:, :6], segments=np.array([[1] * 6, [1] * 2 + [2] * 4]))
@@ -454,7 +454,7 @@ def test_padded_and_packed_contexts_have_the_influence_of_each_alone(model):
 
 def test_windows_of_one_length_are_an_ordinary_batch(model):
     regions = lim.boundary_regions(lim.token_grid(3), "1/3")
-    found = models.influence_of_ids(model, THREE, regions)
+    by_windows = models.influence_of_ids(model, THREE, regions)
 
     def influence(model, windows):
         batch = jax.vmap(model.example, (0, None))(windows, teacher_forcing(3))
@@ -462,8 +462,8 @@ def test_windows_of_one_length_are_an_ordinary_batch(model):
         return of.density, of.density_error
 
     density, error = eqx.filter_jit(influence)(model, jnp.stack(THREE))
-    np.testing.assert_allclose(found.density, density, rtol=1e-12)
-    np.testing.assert_allclose(found.density_error, error, rtol=1e-10)
+    np.testing.assert_allclose(by_windows.density, density, rtol=1e-12)
+    np.testing.assert_allclose(by_windows.density_error, error, rtol=1e-10)
 
 
 def test_training_on_ids_moves_the_embedding(model):

@@ -146,6 +146,6 @@ def test_a_model_says_what_it_is_in_a_line(kind, folder):
     holds = "21 tensors in 1 file" if kind == "folder" else "21 tensors in small-1.5B.gguf"
     name = "Checkpoint" if kind == "folder" else "GGUFCheckpoint"
     assert repr(model.source) == f"{name}(llama, {holds})"
-    own = LanguageModel(model.network)
-    assert repr(own).startswith("LanguageModel('': a network of your own, 2 layers of width 16")
-    assert repr(own).endswith("no chat template)")
+    unnamed = LanguageModel(model.network)
+    assert repr(unnamed).startswith("LanguageModel('': a network of your own, 2 layers of width 16")
+    assert repr(unnamed).endswith("no chat template)")

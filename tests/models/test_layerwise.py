@@ -116,14 +116,14 @@ def test_contexts_of_many_states_go_on_at_a_layer(tmp_path, monkeypatch):
     for limit, steps in ((size, []), (size - 1, walks)):
         monkeypatch.setattr(models.ids, "STATES_IN_MEMORY", limit)
         seen = []
-        found = models.energies_of_ids(
+        energies = models.energies_of_ids(
             model,
             windows,
             checkpoint=tmp_path / str(limit),
             progress_of_layers=lambda items, seen=seen: seen.extend(items) or items,
         )
         assert seen == steps
-        for one, other in zip(found, expected, strict=True):
+        for one, other in zip(energies, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
@@ -137,5 +137,5 @@ def test_a_loss_that_reads_the_network_otherwise_is_measured_in_one_program(tmp_
     measure = partial(models.energies_of_ids, model, [np.arange(6)], loss=of_twice_the_input)
     with pytest.raises(ValueError, match="run: got no name for the function .*of_twice_the_input"):
         measure(checkpoint=tmp_path / "kept")
-    found = measure(checkpoint=tmp_path / "kept", run="twice the input")
-    np.testing.assert_array_equal(measure()[0], found[0])
+    energies = measure(checkpoint=tmp_path / "kept", run="twice the input")
+    np.testing.assert_array_equal(measure()[0], energies[0])

@@ -15,7 +15,7 @@ from lim_jax.attribution.profile_run import accounts_of_contexts, measure
 from lim_jax.models import CausalLM, Targets
 from lim_jax.models.causal import LossOfLogits
 from lim_jax.models.loss_kinds import LOSSES, LossKind, LossName, loss_kind
-from lim_jax.prompts import context_of
+from lim_jax.prompts import tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
 
 PROMPT = "one of"
@@ -26,7 +26,7 @@ PLACES = np.arange(len(PROMPT) - 1, len(PROMPT + ANSWER) - 1)  # which have the 
 
 def asked(name):
     foil = FOIL if LOSSES[name].needs_foil else ""
-    return context_of(RenderedPrompt(PROMPT), ANSWER, loss=name, foil=foil)
+    return tokenize_context(RenderedPrompt(PROMPT), ANSWER, loss=name, foil=foil)
 
 
 def margin(row, answer):
@@ -121,9 +121,9 @@ def test_a_loss_of_no_name_or_of_two_passes_is_refused():
     context = asked("margin")
     with pytest.raises(ValueError, match=r'loss: got .margins., expected "next-token" or'):
         loss_kind("margins")
-    for shown in (0, 1):
+    for on_page in (0, 1):
         with pytest.raises(ValueError, match="loss: got .margins."):
-            measure(model, [context], "margins", shown=shown)  # pyright: ignore
+            measure(model, [context], "margins", contexts_on_page=on_page)  # pyright: ignore
     with pytest.raises(
         ValueError, match="loss: got function, expected an instance of .*LossOfLogits"
     ):

@@ -23,10 +23,10 @@ def test_what_is_said_grows_as_its_parts_do(tmp_path, monkeypatch):
     layers = sum(leaf.nbytes for leaf in leaves)
     layer = layers / whole.flow.depth
     tables = sum(np.asarray(table).nbytes for table in (whole.embedding, whole.head))
-    found = models.profile_memory(opened, 7)
+    size = models.profile_memory(opened, 7)
     beside = (memory.LAYERS_WHOLE - memory.LAYERS_OFFLOADED) * layer
     np.testing.assert_allclose(
-        found.in_memory - found.offloaded, layers + tables + beside, rtol=1e-12
+        size.in_memory - size.offloaded, layers + tables + beside, rtol=1e-12
     )
 
     # A token more: its states, the widest numbers of one layer, and its logits of a slice.
@@ -35,19 +35,19 @@ def test_what_is_said_grows_as_its_parts_do(tmp_path, monkeypatch):
     widest = max(max(leaf.shape[1:]) for leaf in leaves)
     a_token = (whole.flow.depth + 1) * width + memory.TOKENS * widest + memory.SLICES * words
     longer = models.profile_memory(opened, 8)
-    np.testing.assert_allclose(np.subtract(longer, found), 4 * a_token, rtol=1e-9)
+    np.testing.assert_allclose(np.subtract(longer, size), 4 * a_token, rtol=1e-9)
     # Many states are in files, but for some.
-    assert found.by_layers == found.offloaded
+    assert size.by_layers == size.offloaded
     monkeypatch.setattr(memory, "STATES_IN_MEMORY", 0)
     monkeypatch.setattr(memory, "STATES_BY_LAYERS", 1)
     in_files = 4 * whole.flow.depth * width * 7
     np.testing.assert_allclose(
-        found.by_layers - models.profile_memory(opened, 7).by_layers, in_files, rtol=1e-9
+        size.by_layers - models.profile_memory(opened, 7).by_layers, in_files, rtol=1e-9
     )
     norm = sum(leaf.nbytes for leaf in jax.tree.leaves(whole.norm))
     rest = 4 * (7 * a_token + memory.SLICES * words * width) + norm
     parts = memory.PROCESS + rest + memory.LAYERS_OFFLOADED * layer
-    np.testing.assert_allclose(found.offloaded, parts, rtol=1e-12)
+    np.testing.assert_allclose(size.offloaded, parts, rtol=1e-12)
 
 
 def test_layers_of_kinds_are_added_up_and_recurrent_heads_count(tmp_path):
@@ -56,15 +56,15 @@ def test_layers_of_kinds_are_added_up_and_recurrent_heads_count(tmp_path):
     alone = replace(opened.flow, layers=LayersByKind((layers,), (0,) * layers.depth))
     assert models.profile_memory(replace(opened, flow=alone), 7) == models.profile_memory(opened, 7)
     both = LayersByKind((layers, layers), (0, 1) * layers.depth)
-    found, before = (
+    memory_of_kinds, before = (
         models.profile_memory(replace(opened, flow=flow), 7)
         for flow in (replace(alone, layers=both), alone)
     )
     layer = memory._bytes(layers.source.like)
     states = 4 * layers.depth * 7 * 16
     # Twice as many layers, and the next one of each kind is read ahead.
-    assert round(found.offloaded - before.offloaded) == layer + states
-    assert round(found.in_memory - before.in_memory) == layers.depth * layer + states
+    assert round(memory_of_kinds.offloaded - before.offloaded) == layer + states
+    assert round(memory_of_kinds.in_memory - before.in_memory) == layers.depth * layer + states
     assert memory._numbers_of_token(gated_delta()) == 24 * 4  # two heads of two features
 
 

@@ -79,14 +79,14 @@ def test_texts_of_ids_join_to_the_text_that_was_read():
     of_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
     of_bytes.decoder = decoders.ByteLevel()  # pyright: ignore
     for tokenizer, ids in ((None, text.encode()), (of_bytes, of_bytes.encode(text).ids)):
-        found = texts_of_ids(jnp.asarray(list(ids)), tokenizer)
-        assert found == ["n", "", "é", " ", "", "", "世", "\n", "", "", "界", " ", "x"]
+        texts = texts_of_ids(jnp.asarray(list(ids)), tokenizer)
+        assert texts == ["n", "", "é", " ", "", "", "世", "\n", "", "", "界", " ", "x"]
     of_words = Tokenizer(WordLevel({"▁the": 0, "▁cat": 1, "s": 2}))
     of_words.decoder = decoders.Metaspace()  # pyright: ignore
     assert texts_of_ids(jnp.array([0, 1, 2, 0]), of_words) == ["the", " cat", "s", " the"]
     of_words.add_special_tokens(["<end>"])  # a control token is shown as it is spelt
-    found = texts_of_ids(jnp.array([3, 0, 3]), of_words)
-    assert [one.strip() for one in found] == ["<end>", "the", "<end>"]
+    texts = texts_of_ids(jnp.array([3, 0, 3]), of_words)
+    assert [one.strip() for one in texts] == ["<end>", "the", "<end>"]
 
 
 def test_ids_without_a_tokenizer_are_bytes():

@@ -70,8 +70,8 @@ def test_rms_norm_is_its_formula():
 def test_rms_norm_sums_in_float32():
     """The squares of 300 are beyond float16."""
     norm = RMSNorm(*jax.device_put((np.ones(4, np.float16),)), norm_eps=1e-3)
-    found = normalised(norm, np.full(4, 300, np.float16))
-    assert found.dtype == jnp.float16 and found.tolist() == [1.0] * 4
+    values = normalised(norm, np.full(4, 300, np.float16))
+    assert values.dtype == jnp.float16 and values.tolist() == [1.0] * 4
 
 
 @pytest.mark.slow
@@ -82,9 +82,9 @@ def test_everything_tile_by_tile_is_the_reference_too():
         attention, mask=AttentionMask(positions=Rotary((0.9,), tokens=130))
     )
     x = random_states(1, 130, 6)
-    found = jax.jit(lambda attention, x: attention(x, x, lim.token_grid(130)))(attention, x)
+    features = jax.jit(lambda attention, x: attention(x, x, lim.token_grid(130)))(attention, x)
     expected = numpy_network.attention(attention, np.asarray(x))
-    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(features, expected, rtol=1e-11, atol=1e-12)
 
 
 def test_half_precision_stays_half_and_near():
@@ -98,11 +98,11 @@ def test_half_precision_stays_half_and_near():
     half = rounded(np.float16)
     wide = rounded(np.float64)
     grid = lim.token_grid(LENGTH, jnp.float16)
-    found = jax.jit(lambda field, x: field(x, x, grid))(*half)
+    features = jax.jit(lambda field, x: field(x, x, grid))(*half)
     expected = np.asarray(jax.jit(lambda field, x: field(x, x, GRID))(*wide))
-    assert found.dtype == jnp.float16
+    assert features.dtype == jnp.float16
     rounding = 5e-3 * np.abs(expected).max()
-    np.testing.assert_allclose(np.asarray(found, float), expected, rtol=0, atol=rounding)
+    np.testing.assert_allclose(np.asarray(features, float), expected, rtol=0, atol=rounding)
 
 
 def ungrouped(attention):

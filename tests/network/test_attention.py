@@ -74,15 +74,15 @@ def test_tokens_give_the_finite_causal_softmax():
     # `eq:causal-attention-weights`.
     scores = np.asarray(QUERY) @ np.asarray(KEY).T / np.sqrt(3)
     expected = softmax(np.where(np.tri(9, dtype=bool), scores, -np.inf), axis=1)
-    found = weights_of(QUERY, KEY, lim.token_grid(9))
-    np.testing.assert_allclose(found, expected, rtol=1e-13)
+    weights = weights_of(QUERY, KEY, lim.token_grid(9))
+    np.testing.assert_allclose(weights, expected, rtol=1e-13)
 
 
 def test_midpoints_lower_the_diagonal_score_by_log_two():
     scores = np.asarray(QUERY) @ np.asarray(KEY).T / np.sqrt(3) - np.log(2) * np.eye(9)
     expected = softmax(np.where(np.tri(9, dtype=bool), scores, -np.inf), axis=1)
-    found = weights_of(QUERY, KEY, lim.midpoint_grid(9))
-    np.testing.assert_allclose(found, expected, rtol=1e-13)
+    weights = weights_of(QUERY, KEY, lim.midpoint_grid(9))
+    np.testing.assert_allclose(weights, expected, rtol=1e-13)
 
 
 def test_the_future_has_no_weight_and_no_gradient():

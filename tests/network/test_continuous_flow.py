@@ -85,10 +85,10 @@ def test_a_linear_flow_is_a_matrix_exponential():
     generator = averaging_matrix(layer.value[0])
     expected = [expm(size * generator) @ np.asarray(x).ravel() for size in (0, 1.5, 4)]
     times = jnp.array([0.0, 1.0, 2.0])
-    found, end = jax.jit(lambda x: (flow.trajectory(x, GRID, times), flow(x, GRID)))(x)
-    np.testing.assert_array_equal(found.times, times)
+    trajectory, end = jax.jit(lambda x: (flow.trajectory(x, GRID, times), flow(x, GRID)))(x)
+    np.testing.assert_array_equal(trajectory.times, times)
     # Between steps states come from the solver's dense output, which is of lower order.
-    states = np.asarray(found.states).reshape(3, -1)
+    states = np.asarray(trajectory.states).reshape(3, -1)
     np.testing.assert_allclose(states, expected, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(np.ravel(end), expected[-1], rtol=1e-8, atol=1e-9)
 
@@ -104,8 +104,8 @@ def test_euler_by_diffrax_is_the_recursion():
         profile=rising_profile,
         max_steps=depth + 1,
     )
-    found, expected = jax.jit(lambda x: (flow(x, GRID), recursion(x, GRID)))(random_states())
-    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
+    states, expected = jax.jit(lambda x: (flow(x, GRID), recursion(x, GRID)))(random_states())
+    np.testing.assert_allclose(states, expected, rtol=1e-12, atol=1e-13)
 
 
 def test_layerwise_controls_jump_at_the_layers_ends():
@@ -113,8 +113,8 @@ def test_layerwise_controls_jump_at_the_layers_ends():
         return jax.jit(jax.vmap(lambda time: control(time).weight))(jnp.asarray(times))
 
     control = LayerwiseControl(Constant(jnp.asarray(np.arange(5.0))), horizon=2.0)
-    found = weights(control, [0.0, 0.39, 0.4, 0.8 - 1e-13, 1.99, 2.0])
-    np.testing.assert_array_equal(found, [0, 0, 1, 2, 4, 4])
+    values = weights(control, [0.0, 0.39, 0.4, 0.8 - 1e-13, 1.99, 2.0])
+    np.testing.assert_array_equal(values, [0, 0, 1, 2, 4, 4])
     single = LayerwiseControl(Constant(jnp.asarray(np.arange(96, dtype=np.float32))))
     steps = np.cumsum(np.full(95, 1 / 96, np.float32))
     np.testing.assert_array_equal(weights(single, steps), np.arange(1, 96))
@@ -152,11 +152,11 @@ def test_the_distance_of_two_controls_in_closed_form():
     # 5 times the mean of t - t_k over [0, 2]; then the shift is across the slope: a root.
     step = 2 / 7
     across = 0.3 * np.array([4.0, 3.0])
-    found = distances(jnp.asarray(across))
-    np.testing.assert_allclose(found[0], 2 * 5 * step / 2, rtol=1e-12)
+    measured_distances = distances(jnp.asarray(across))
+    np.testing.assert_allclose(measured_distances[0], 2 * 5 * step / 2, rtol=1e-12)
     t = (np.arange(100_000) + 0.5) / 100_000 * step
     expected = 2 * np.mean(np.hypot(1.5, 5 * t))
-    np.testing.assert_allclose(found[1], expected, rtol=1e-6)
+    np.testing.assert_allclose(measured_distances[1], expected, rtol=1e-6)
 
 
 def test_the_distance_of_a_control_to_itself_has_a_derivative():
@@ -292,9 +292,9 @@ def test_which_adjoint_allows_which_nesting(name, derivatives_of_the_recursion):
     tolerance = 1e-3 if backwards else 1e-10
     transformed = {nesting: transform(loss) for nesting, transform in (FIRST | SECOND).items()}
     works = jax.jit(lambda x: {nesting: transformed[nesting](x) for nesting in WORKS[name]})(x)
-    for nesting, found in works.items():
+    for nesting, outcome in works.items():
         expected = derivatives_of_the_recursion[second][nesting]
-        np.testing.assert_allclose(found, expected, rtol=tolerance, err_msg=nesting)
+        np.testing.assert_allclose(outcome, expected, rtol=tolerance, err_msg=nesting)
     for nesting in transformed.keys() - works.keys():
         with pytest.raises((TypeError, ValueError, RuntimeError)):
             jax.jit(transformed[nesting])(x)
@@ -317,10 +317,10 @@ def test_a_continuous_flow_keeps_its_precision():
     def end(layer, start):
         return ContinuousFlow(lambda time: layer)(start, lim.token_grid(12, dtype=jnp.float32))
 
-    found = end(*jax.tree.map(lambda leaf: jax.device_put(np.float32(leaf)), (layer, x)))
-    assert found.dtype == jnp.float32
+    state = end(*jax.tree.map(lambda leaf: jax.device_put(np.float32(leaf)), (layer, x)))
+    assert state.dtype == jnp.float32
     expected = expm(averaging_matrix(layer.value[0])) @ np.ravel(x)
-    np.testing.assert_allclose(np.ravel(found), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(np.ravel(state), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -372,15 +372,15 @@ def test_the_adjoint_runs_backward_with_a_constant_step():
     x = jnp.asarray(np.ones((12, 1)))
     times = jnp.array([0.0, 1.0])
     grid = lim.graded_grid(12)
-    found = jitted_adjoint(flow, integral_on(grid), (x, None), grid, times)
+    trajectory = jitted_adjoint(flow, integral_on(grid), (x, None), grid, times)
     states = [1.0]
     for k in range(20):
         states.append(states[k] + (1 + k / 20) / 20 * states[k] ** 2 / 2)
     growth = np.prod([1 + (1 + k / 20) / 20 * states[k] for k in range(20, 0, -1)])
-    np.testing.assert_allclose(found.covectors[0], growth, rtol=1e-12)
-    np.testing.assert_allclose(found.covectors[1], 1, rtol=1e-12)
-    np.testing.assert_allclose(found.local, growth - 1, rtol=1e-12)
-    assert not np.any(found.cone)  # of a field of each token alone
+    np.testing.assert_allclose(trajectory.covectors[0], growth, rtol=1e-12)
+    np.testing.assert_allclose(trajectory.covectors[1], 1, rtol=1e-12)
+    np.testing.assert_allclose(trajectory.local, growth - 1, rtol=1e-12)
+    assert not np.any(trajectory.cone)  # of a field of each token alone
 
 
 @pytest.mark.slow
@@ -399,8 +399,8 @@ def test_an_adjoint_that_is_not_solved_says_so():
         RuntimeError,
         match=r"flow: got no solution within \d+ steps, expected .+ Take more max_steps",
     ):
-        found = jitted_adjoint(flow, integral_on(GRID), (x, None), GRID, times)
-        jax.block_until_ready(found.covectors)
+        trajectory = jitted_adjoint(flow, integral_on(GRID), (x, None), GRID, times)
+        jax.block_until_ready(trajectory.covectors)
 
 
 @pytest.mark.slow

@@ -34,16 +34,16 @@ def test_groups_are_judged_by_the_sum_of_their_best():
 def test_a_clamped_gate_has_no_least_value():
     """At most the limit, as far below as it is; what comes up is within it on both sides."""
     gates, ups = np.meshgrid([-7.0, -2.5, -1.0, 1.0, 2.5], [-9.0, -1.0, 1.0, 9.0])
-    found = ClampedGate(0.5, 2.0)(jnp.asarray(gates), jnp.asarray(ups))
+    values = ClampedGate(0.5, 2.0)(jnp.asarray(gates), jnp.asarray(ups))
     gates = np.where(gates > 2, 2, gates)
     ups = np.where(abs(ups) > 2, 2 * np.sign(ups), ups)
-    np.testing.assert_allclose(found, gates / (1 + np.exp(-gates / 2)) * (ups + 1), rtol=1e-12)
+    np.testing.assert_allclose(values, gates / (1 + np.exp(-gates / 2)) * (ups + 1), rtol=1e-12)
 
 
 def test_weights_are_of_scores_and_not_of_preferences():
     routing = Routing(2, "sigmoid", normalised=False, factor=2.0)
-    found = weights_of(routing, [0.2, 0.3, 0.4], jnp.array([1.0, 0.0, 0.0]))
-    assert found == pytest.approx({0: 0.4, 2: 0.8})
+    weights = weights_of(routing, [0.2, 0.3, 0.4], jnp.array([1.0, 0.0, 0.0]))
+    assert weights == pytest.approx({0: 0.4, 2: 0.8})
 
 
 def test_more_pairs_than_a_tile_holds_go_to_one_expert():
@@ -55,14 +55,14 @@ def test_more_pairs_than_a_tile_holds_go_to_one_expert():
     x = random_states(3, 90, width)
     grid = lim.token_grid(90)
     parts = network.norm, router, network.experts, network.routing, bias
-    found = eqx.filter_jit(MixtureOfExperts(*parts))(x, x, grid)
+    features = eqx.filter_jit(MixtureOfExperts(*parts))(x, x, grid)
     share = 1 / (1 + np.exp(-1.0))
     normed = jax.vmap(network.norm)(x)
     expected = sum(
         weight * np.asarray(network.experts.apply(jnp.array(expert), normed))
         for expert, weight in ((4, share), (1, 1 - share))
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
+    np.testing.assert_allclose(features, expected, rtol=1e-11, atol=1e-13)
 
 
 def test_what_no_router_can_choose_is_refused():

@@ -106,8 +106,8 @@ def test_a_gpt2_stack_is_the_split_scheme_with_unit_steps():
 def test_the_trajectory_follows_profile_and_times(scheme):
     flow = random_flow(depth=4, step=SCHEMES[scheme], horizon=2.0, profile=quadratic_profile)
     x = np.asarray(random_states())
-    found = jax.jit(lambda flow, x: (*flow.trajectory(x, GRID), flow(x, GRID)))(flow, x)
-    times, states, end = map(np.asarray, found)
+    trajectory = jax.jit(lambda flow, x: (*flow.trajectory(x, GRID), flow(x, GRID)))(flow, x)
+    times, states, end = map(np.asarray, trajectory)
     np.testing.assert_allclose(times, [0, 0.5, 1.0, 1.5, 2.0], rtol=1e-15)
     for k in range(4):
         np.testing.assert_allclose(states[k], x, rtol=1e-12)
@@ -176,8 +176,8 @@ def test_every_step_of_a_linear_field_is_its_polynomial_of_matrices():
         rk4: exponential(0.3 * (first + second), 4),
     }
     x = np.asarray(random_states(4, 12, 3))
-    found = jax.jit(lambda x: [step(pair, x, GRID, 0.3) for step in expected])(x)
-    for ours, matrix in zip(found, expected.values(), strict=True):
+    states = jax.jit(lambda x: [step(pair, x, GRID, 0.3) for step in expected])(x)
+    for ours, matrix in zip(states, expected.values(), strict=True):
         np.testing.assert_allclose(ours, x @ matrix.T, rtol=1e-13, atol=1e-14)
 
 
@@ -225,8 +225,8 @@ def test_kept_products_are_not_made_again_and_give_the_same_gradient():
     traced = [jax.jit(gradient).trace(flow, x) for flow in flows]
     dear, cheap = (operations(program.jaxpr) for program in traced)
     assert dear - cheap == 3 * 2 * 12 * width * (4 * width + 7)
-    expected, found = (jax.jit(gradient)(flow, x) for flow in flows)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    expected, of_kept = (jax.jit(gradient)(flow, x) for flow in flows)
+    for a, b in zip(jax.tree.leaves(of_kept), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
 
 
@@ -336,5 +336,5 @@ def test_a_residual_flow_keeps_its_precision():
 def test_batches_are_vmapped():
     flow = random_flow()
     batch = np.asarray(random_states(2, 3, 12, 6))
-    found = jax.jit(jax.vmap(terminal, in_axes=(None, 0)))(flow, batch)
-    np.testing.assert_allclose(np.asarray(found)[1], terminal(flow, batch[1]), rtol=1e-12)
+    ends = jax.jit(jax.vmap(terminal, in_axes=(None, 0)))(flow, batch)
+    np.testing.assert_allclose(np.asarray(ends)[1], terminal(flow, batch[1]), rtol=1e-12)

@@ -29,9 +29,11 @@ SIZES = (12, 24, 48, 96)
 
 
 def test_frequencies_are_powers_of_the_base():
-    found = rotary_frequencies(6, base=5e5)
-    np.testing.assert_allclose(found, [5e5 ** (-m / 3) for m in range(3)], rtol=1e-14)
-    np.testing.assert_allclose(linear_scaling(found, 8), np.array(found) / 8, rtol=1e-14)
+    frequencies = rotary_frequencies(6, base=5e5)
+    np.testing.assert_allclose(frequencies, [5e5 ** (-m / 3) for m in range(3)], rtol=1e-14)
+    np.testing.assert_allclose(
+        linear_scaling(frequencies, 8), np.array(frequencies) / 8, rtol=1e-14
+    )
 
 
 @pytest.mark.parametrize("low, high", [(1.5, 4), (2.0, 2.0)])
@@ -50,8 +52,8 @@ def test_llama3_scales_slow_pairs_and_keeps_quick_ones(low, high):
             expected.append((1 - share) * frequency / 32 + share * frequency)
     kinds = np.round(np.array(expected) / frequencies, 6)
     assert (kinds == 1).any() and (kinds == 1 / 32).any() and (len(set(kinds)) > 2) == (low < high)
-    found = llama3_scaling(frequencies, factor=32, low=low, high=high, trained=8192)
-    np.testing.assert_allclose(found, expected, rtol=1e-13)
+    scaled = llama3_scaling(frequencies, factor=32, low=low, high=high, trained=8192)
+    np.testing.assert_allclose(scaled, expected, rtol=1e-13)
 
 
 def test_angles_of_ten_thousand_tokens_are_exact_in_float32():
@@ -62,14 +64,14 @@ def test_angles_of_ten_thousand_tokens_are_exact_in_float32():
     vectors = jax.device_put(
         np.tile(np.array([3.0, 0.0, 0.0, 4.0, 5.0], np.float32), (1, length, 1))
     )
-    found = np.asarray(jax.jit(lambda v: rotary.rotated(v, rotary.rope(grid)))(vectors))
-    assert found.dtype == np.float32
+    rotated = np.asarray(jax.jit(lambda v: rotary.rotated(v, rotary.rope(grid)))(vectors))
+    assert rotated.dtype == np.float32
     angles = np.outer(np.arange(1, length + 1), np.array([1, 0.83], np.longdouble))
     cosine = np.cos(angles)
     sine = np.sin(angles)
     pairs = 3 * cosine[:, 0], -4 * sine[:, 1], 3 * sine[:, 0], 4 * cosine[:, 1]
     expected = np.stack([*pairs, np.full(length, 5.0)], axis=1)
-    np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(rotated[0], expected, rtol=0, atol=1e-6)
 
 
 def test_scores_know_differences_of_positions_alone():
@@ -112,12 +114,14 @@ def gaps(attention, tokens_of):
         return dataclasses.replace(attention, mask=AttentionMask(positions=rotary))
 
     limit = attended_smoothly(turning(12), reference)
-    found = []
+    differences = []
     for size in SIZES:
         grid = lim.token_grid(size)
         expected = jax.jit(reference.interpolate)(limit, grid.nodes)
-        found.append(np.abs(attended_smoothly(turning(tokens_of(size)), grid) - expected).max())
-    return found
+        differences.append(
+            np.abs(attended_smoothly(turning(tokens_of(size)), grid) - expected).max()
+        )
+    return differences
 
 
 @pytest.mark.slow
@@ -159,10 +163,10 @@ def test_yarn_is_the_papers_ramp():
         for pair, frequency in enumerate(frequencies):
             share = min(max((pair - low) / (high - low), 0), 1)
             expected.append(frequency * (1 - share) + frequency / factor * share)
-        found = yarn_scaling(
+        scaled = yarn_scaling(
             frequencies, base=base, factor=factor, trained=trained, whole_pairs=whole
         )
-        np.testing.assert_allclose(found, expected, rtol=1e-13)
+        np.testing.assert_allclose(scaled, expected, rtol=1e-13)
     # Trained on less than a turn of any pair, all are kept, as in transformers.
     many = rotary_frequencies(128, base)
     assert yarn_scaling(many, base=base, factor=factor, trained=4) == many
@@ -225,11 +229,11 @@ def test_angles_from_zero_and_tempers_begin_with_each_context():
     turned = np.asarray(Rotary((0.7, 0.1)).encode_keys(query, both.rope(alone)[:, :2]))
     np.testing.assert_allclose(both.encode_keys(query, both.rope(alone)), turned, rtol=1e-13)
     grown = [1 + 0.5 * math.log(1 + i // 2) for i in range(4)]
-    found = both.encode_queries(query, both.rope(alone))
-    np.testing.assert_allclose(found, turned * np.array(grown)[:, None], rtol=1e-13)
+    encoded = both.encode_queries(query, both.rope(alone))
+    np.testing.assert_allclose(encoded, turned * np.array(grown)[:, None], rtol=1e-13)
     np.testing.assert_allclose(both.rope(packed)[3:, 2], both.rope(alone)[:, 2], rtol=1e-13)
-    found = tempered.encode_queries(query, tempered.rope(alone))
-    np.testing.assert_allclose(found, np.asarray(query) * np.array(expected)[:, None], rtol=1e-13)
+    encoded = tempered.encode_queries(query, tempered.rope(alone))
+    np.testing.assert_allclose(encoded, np.asarray(query) * np.array(expected)[:, None], rtol=1e-13)
     assert tempered.encode_keys(query, tempered.rope(alone)) is query
 
 

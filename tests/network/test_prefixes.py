@@ -101,10 +101,12 @@ def test_tiles_are_the_dense_formula_in_every_mode(monkeypatch):
         ]
         + [PACKED]
     )
-    found = jax.jit(of(causal_attention))(*points)
+    by_mode = jax.jit(of(causal_attention))(*points)
     expected = eqx.filter_jit(of(dense))(*points)
-    for mode in found:
-        for ours, theirs in zip(*map(jax.tree.leaves, (found[mode], expected[mode])), strict=True):
+    for mode in by_mode:
+        for ours, theirs in zip(
+            *map(jax.tree.leaves, (by_mode[mode], expected[mode])), strict=True
+        ):
             np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12, err_msg=mode)
 
 
@@ -135,8 +137,8 @@ def test_tiles_that_no_row_sees_are_not_read(monkeypatch):
     def gradient(query, key, value):
         return jnp.sum(causal_attention(query, key, value, lim.token_grid(14).windowed(4))[8:])
 
-    found = np.asarray(gradient(query, key, value))
-    assert np.isfinite(found[8:]).all() and np.abs(found[8:]).min() > 0
+    slopes = np.asarray(gradient(query, key, value))
+    assert np.isfinite(slopes[8:]).all() and np.abs(slopes[8:]).min() > 0
 
 
 def test_windows_and_starts_go_together():
@@ -164,10 +166,10 @@ def ledger():
         def loss(state, asked):
             return jnp.sum(asked[:, None] * jnp.sin(state))
 
-        found = lim.adjoint.channels(flow, loss, (x, asked), grid)
+        by_channel = lim.adjoint.channels(flow, loss, (x, asked), grid)
         attention = layer_of(flow).attention
         mass = lim.adjoint.cone_mass(attention, x, grid, "frobenius", "finite")
-        return found.vectors / x.shape[0], mass * x.shape[0]
+        return by_channel.vectors / x.shape[0], mass * x.shape[0]
 
     return lambda *of: eqx.filter_jit(measured)(*jax.device_put(of))
 
@@ -211,16 +213,16 @@ def test_the_joint_cone_of_a_window_counts_the_future_that_is_not_seen():
         sites = lim.adjoint.attention_sites(flow, adjoint.states, adjoint.covectors, grid)
         return joint_cone(jax.tree.map(lambda leaf: leaf[None], sites), grid), adjoint.cone
 
-    found, cone = eqx.filter_jit(measured)(x)
-    np.testing.assert_allclose(found.energy, (cone**2).sum(axis=1), rtol=1e-10)
-    assert (found.lowest[:5] <= 0).all()
+    joint, cone = eqx.filter_jit(measured)(x)
+    np.testing.assert_allclose(joint.energy, (cone**2).sum(axis=1), rtol=1e-10)
+    assert (joint.lowest[:5] <= 0).all()
 
 
 def test_segments_are_runs():
     assert segment_starts(jnp.array([3, 3, 3, 5, 3, 3])).tolist() == [0, 0, 0, 3, 4, 4]
     ids = np.random.default_rng(0).integers(0, 2, (3, 9))
-    found = np.asarray(jax.jit(jax.vmap(segment_starts))(ids))
-    for row, starts in zip(ids, found, strict=True):
+    starts_of_row = np.asarray(jax.jit(jax.vmap(segment_starts))(ids))
+    for row, starts in zip(ids, starts_of_row, strict=True):
         for i, start in enumerate(starts):
             assert (row[start : i + 1] == row[i]).all()
             assert start == 0 or row[start - 1] != row[i]

@@ -92,7 +92,7 @@ def test_every_step_of_the_proof_holds_by_itself(name):
     weights = np.asarray(grid.weights)
     past = prefix > 0
     attention = small_layer().attention
-    found = jax.tree.map(np.asarray, attention_regularity(attention))
+    bounds = jax.tree.map(np.asarray, attention_regularity(attention))
     sharpest = {}
 
     def holds(step, smaller, larger):
@@ -115,7 +115,7 @@ def test_every_step_of_the_proof_holds_by_itself(name):
         for head in range(2):
             score, mass, output = numpy_head(attention, head, x, prefix)
             other_score, other_mass, other_output = numpy_head(attention, head, y, prefix)
-            bound = {key: value[head] for key, value in found._asdict().items() if value.ndim}
+            bound = {key: value[head] for key, value in bounds._asdict().items() if value.ndim}
             holds("score", np.abs(score), np.full_like(score, bound["score"]))
             density = mass / np.where(past, prefix, 1) * prefix.sum(axis=1, keepdims=True)
             holds("density", density, np.full_like(density, np.exp(2 * bound["score"])))
@@ -149,12 +149,12 @@ def steepness(norm):
 
 def head_sizes(attention, h):
     """Of queries, keys and values: the matrix's size, and how large a row of them can be."""
-    found = []
+    sizes = []
     for name in ("query", "key", "value"):
         matrix = size(getattr(attention, name)[h])
         bias = size(getattr(attention, f"{name}_bias")[h])
-        found.append((matrix, matrix * largest_token(attention.norm) + bias))
-    return found
+        sizes.append((matrix, matrix * largest_token(attention.norm) + bias))
+    return sizes
 
 
 def head_steps(attention, h):
@@ -218,25 +218,25 @@ def test_the_constants_of_attention_are_those_of_the_steps_by_singular_values(bo
 
 def test_fields_are_lipschitz_in_the_states_by_their_steps(bounded):
     # `eq:global-l2-attention-stability`, `eq:transformer-field-state-lipschitz`.
-    found = bounded.constants
+    constants = bounded.constants
     heads = np.array([head_steps(bounded.attention, h)[-1] for h in range(2)])
-    assert_same(found.attention.lipschitz, bounded.output * size(heads))
+    assert_same(constants.attention.lipschitz, bounded.output * size(heads))
     network = bounded.feed_forward
     steepest = bounded.through * size(network.inner) * steepness(network.norm)
-    assert_same(found.feed_forward.lipschitz, steepest)
-    assert_same(found.lipschitz, found.attention.lipschitz + steepest)
+    assert_same(constants.feed_forward.lipschitz, steepest)
+    assert_same(constants.lipschitz, constants.attention.lipschitz + steepest)
 
 
 def test_fields_are_bounded_by_the_sizes_of_values_and_features(bounded):
     # `prop:transformer-lipschitz`, `eq:transformer-field-uniform-bound`.
-    found = bounded.constants
+    constants = bounded.constants
     of_attention = bounded.output * size(np.array(bounded.values))
-    assert_same(found.attention.bound, of_attention + size(bounded.attention.output_bias))
+    assert_same(constants.attention.bound, of_attention + size(bounded.attention.output_bias))
     network = bounded.feed_forward
-    assert_same(found.feed_forward.radius, bounded.radius)
+    assert_same(constants.feed_forward.radius, bounded.radius)
     expected = size(network.outer) * bounded.activated + size(network.outer_bias)
-    assert_same(found.feed_forward.bound, expected)
-    assert_same(found.bound, found.attention.bound + expected)
+    assert_same(constants.feed_forward.bound, expected)
+    assert_same(constants.bound, constants.attention.bound + expected)
 
 
 def test_attention_is_lipschitz_in_its_parameters_block_by_block(bounded):
@@ -247,8 +247,8 @@ def test_attention_is_lipschitz_in_its_parameters_block_by_block(bounded):
         (q, queries), (k, keys), (v, values) = head_sizes(bounded.attention, h)
         by_query = values * keys / 3**0.5
         by_key = values * queries / 3**0.5
-        own = [by_query * c, by_query, by_key * c, by_key, c, 1.0]
-        heads.append(size(np.array(own)))
+        constants = [by_query * c, by_query, by_key * c, by_key, c, 1.0]
+        heads.append(size(np.array(constants)))
         through_norm.append(by_query * q + by_key * k + v)
     matrices = bounded.output * size(np.array(heads))
     shift = bounded.output * size(np.array(through_norm))
@@ -258,14 +258,16 @@ def test_attention_is_lipschitz_in_its_parameters_block_by_block(bounded):
 
 
 def test_networks_are_lipschitz_in_their_parameters_block_by_block(bounded):
-    found = bounded.constants
+    constants = bounded.constants
     network = bounded.feed_forward
     through = bounded.through
     shift = through * size(network.inner)
     inner = through * largest_token(network.norm)
     blocks = [1.0, bounded.activated, inner, through, shift * 6**0.5, shift]
-    assert_same(found.feed_forward.control, size(np.array(blocks)))
-    assert_same(found.control, np.hypot(found.attention.control, found.feed_forward.control))
+    assert_same(constants.feed_forward.control, size(np.array(blocks)))
+    assert_same(
+        constants.control, np.hypot(constants.attention.control, constants.feed_forward.control)
+    )
 
 
 def test_the_kernels_bound_is_attained():
@@ -288,9 +290,9 @@ def test_an_activation_that_does_not_vanish_at_rest_counts():
         4, intermediate_size=9, activation=jax.nn.sigmoid, norm_eps=ETA, key=jax.random.key(0)
     )
     network = eqx.tree_at(lambda n: n.inner, network, 0 * network.inner)
-    found = feed_forward_regularity(network)
+    bounds = feed_forward_regularity(network)
     largest = np.linalg.svd(np.asarray(network.outer), compute_uv=False)[0] * 3 / 2
-    np.testing.assert_allclose(found.bound, largest, rtol=1e-12)
+    np.testing.assert_allclose(bounds.bound, largest, rtol=1e-12)
 
 
 @eqx.filter_jit
@@ -314,11 +316,11 @@ def test_a_field_is_never_steeper_nor_larger_than_its_constants(name, seed):
     first, second = map(
         jax.device_put, np.swapaxes(np.array(pairs(np.asarray(grid.nodes), seed)), 0, 1)
     )
-    found = field_regularity(layer)
+    bounds = field_regularity(layer)
     parts = (
-        (layer, found),
-        (layer.attention, found.attention),
-        (layer.feed_forward, found.feed_forward),
+        (layer, bounds),
+        (layer.attention, bounds.attention),
+        (layer.feed_forward, bounds.feed_forward),
     )
     for part, constants in parts:
         slope, size = slopes_and_size(part, first, second, grid)
@@ -375,12 +377,12 @@ def test_averaging_is_as_steep_as_its_constant_but_for_hardys_on_the_grid(name):
     step = 1e-5 * (directions[0] / root)[:, None] * np.array([1.0, -1, 0, 0, 0, 0])
     still = jnp.ones((1, 40, 6))
     slope, _ = slopes_and_size(attention, still, still + jnp.asarray(step)[None], grid)
-    found = attention_regularity(attention)
+    bounds = attention_regularity(attention)
     steepest = 0.5 * 3 * 0.7 / np.sqrt(ETA)
     np.testing.assert_allclose(slope, steepest * singular[0], rtol=1e-6)
-    np.testing.assert_allclose(found.lipschitz, steepest * HARDY, rtol=1e-12)
+    np.testing.assert_allclose(bounds.lipschitz, steepest * HARDY, rtol=1e-12)
     assert 1.5 < singular[0] < HARDY
-    np.testing.assert_allclose(found.bound, 0.5 * 3 * (0.7 * 6**0.5 + 6**0.5), rtol=1e-12)
+    np.testing.assert_allclose(bounds.bound, 0.5 * 3 * (0.7 * 6**0.5 + 6**0.5), rtol=1e-12)
 
 
 CELLS = [
@@ -571,9 +573,9 @@ def test_trajectories_stay_within_their_radius(step):
     grid = lim.graded_grid(12)
     x = random_states()
     flow = random_flow(1, depth=4, step=step, horizon=1.5, profile=lambda t: 2 * t)
-    found = jax.jit(lambda x: flow.trajectory(x, grid))(x)
-    sizes = np.sqrt((np.asarray(found.states) ** 2).sum(axis=2) @ np.asarray(grid.weights))
-    radius = trajectory_radius(flow.layers, x, grid, found.times, profile_bound=3.0)
+    trajectory = jax.jit(lambda x: flow.trajectory(x, grid))(x)
+    sizes = np.sqrt((np.asarray(trajectory.states) ** 2).sum(axis=2) @ np.asarray(grid.weights))
+    radius = trajectory_radius(flow.layers, x, grid, trajectory.times, profile_bound=3.0)
     np.testing.assert_allclose(radius[0], sizes[0], rtol=1e-12)
     assert np.all(sizes <= np.asarray(radius) * (1 + 1e-12))
 

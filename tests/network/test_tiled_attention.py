@@ -93,8 +93,8 @@ def derivatives():
 @pytest.mark.parametrize("mode", MODES)
 def test_every_derivative_is_the_dense_ones(derivatives, mode):
     # `eq:attention-first-variation-schematic`, `eq:head-score-variation`.
-    found, expected = (jax.tree.leaves(formula[mode]) for formula in derivatives)
-    for ours, theirs in zip(found, expected, strict=True):
+    tiled_leaves, expected = (jax.tree.leaves(formula[mode]) for formula in derivatives)
+    for ours, theirs in zip(tiled_leaves, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-12)
 
 
@@ -126,10 +126,14 @@ def test_capped_scores_sinks_and_log_weights_are_the_dense_ones_in_every_mode(mo
 
     at = [arrays(seed, 10) for seed in (0, 10, 20)]
     query, key, value = at
-    found = jax.jit(lambda q, k, v: in_modes(shaped(causal_attention), q, k, v))(query, key, value)
+    by_mode = jax.jit(lambda q, k, v: in_modes(shaped(causal_attention), q, k, v))(
+        query, key, value
+    )
     expected = jax.jit(lambda q, k, v: in_modes(shaped(dense), q, k, v))(query, key, value)
-    for mode in found:
-        for ours, theirs in zip(*map(jax.tree.leaves, (found[mode], expected[mode])), strict=True):
+    for mode in by_mode:
+        for ours, theirs in zip(
+            *map(jax.tree.leaves, (by_mode[mode], expected[mode])), strict=True
+        ):
             np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-12, err_msg=mode)
 
 
@@ -137,9 +141,9 @@ def test_long_grids_are_blocked_by_themselves():
     grid = lim.token_grid(2 * tiles.TILE + 5)
     at = arrays(0, grid.size)
     traced = jax.jit(tiled(grid)).trace(*at)
-    found = traced.lower().compile()(*at)
+    features = traced.lower().compile()(*at)
     expected = jax.jit(dense(grid))(*at)
-    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(features, expected, rtol=1e-12, atol=1e-14)
     assert f"{grid.size},{grid.size}" not in str(traced.jaxpr)
 
 
@@ -176,10 +180,10 @@ def test_what_is_not_a_number_is_met_by_the_rows_that_see_it_and_no_others(dtype
     """Though the highest score of a row may pass it over. It is the second of a tile of four."""
     small_tiles(monkeypatch)
     query, key, value = (x.astype(dtype) for x in arrays(0, 10))
-    found = jax.jit(tiled(lim.token_grid(10)))(query, key.at[5].set(jnp.nan), value)
-    assert found.dtype == dtype
-    assert np.isnan(found[5:]).all()
-    np.testing.assert_allclose(found[:5], dense(lim.token_grid(10))(query, key, value)[:5], 1e-5)
+    features = jax.jit(tiled(lim.token_grid(10)))(query, key.at[5].set(jnp.nan), value)
+    assert features.dtype == dtype
+    assert np.isnan(features[5:]).all()
+    np.testing.assert_allclose(features[:5], dense(lim.token_grid(10))(query, key, value)[:5], 1e-5)
 
 
 def test_half_precision_is_summed_in_single():
@@ -191,9 +195,9 @@ def test_half_precision_is_summed_in_single():
         half = [array.astype(jnp.bfloat16) for array in at]
         return tiled(grid)(*half), dense(grid)(*(array.astype(float) for array in half))
 
-    found, exact = map(np.asarray, half_and_exact(*arrays(0, 1024)))
-    assert found.dtype == jnp.bfloat16
-    error = np.abs(found.astype(float) - exact)
+    in_half, exact = map(np.asarray, half_and_exact(*arrays(0, 1024)))
+    assert in_half.dtype == jnp.bfloat16
+    error = np.abs(in_half.astype(float) - exact)
     assert error.max() < 2 * float(jnp.finfo(jnp.bfloat16).eps) * np.abs(exact).max()
     # At the end of the context a mean of a thousand: summed in bfloat16 it would be off by more.
     assert error[-100:].max() < 2e-3
@@ -238,9 +242,9 @@ def test_tiles_are_remade_and_not_kept(mode):
     traced = jax.jit(job).trace(shapes, shapes)
     products, most = PRICES[mode]
     pairs = 36 * tiles.TILE**2
-    found = operations(traced.jaxpr)
+    counts = operations(traced.jaxpr)
     if mode.endswith("of grad"):
-        assert found < 2 * pairs * products(size, features)
+        assert counts < 2 * pairs * products(size, features)
     else:
-        assert found == 2 * pairs * products(size, features)
+        assert counts == 2 * pairs * products(size, features)
     assert temporary_bytes(traced) < most

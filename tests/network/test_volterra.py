@@ -183,8 +183,8 @@ def test_panels_integrate_polynomials_exactly(grid):
         expected = p ** (degree + 1) / (degree + 1)
         np.testing.assert_allclose(prefix @ p**degree, expected, rtol=0, atol=1e-15)
     degrees = np.arange(2 * grid.order)
-    found = jax.jit(lim.integral)(p[:, None] ** degrees, grid)
-    np.testing.assert_allclose(found, 1 / (degrees + 1), rtol=1e-14)
+    integrals = jax.jit(lim.integral)(p[:, None] ** degrees, grid)
+    np.testing.assert_allclose(integrals, 1 / (degrees + 1), rtol=1e-14)
     edges = np.asarray(grid.edges)
     assert np.all((edges[:-1] < p) & (p < edges[1:]))
 
@@ -217,8 +217,8 @@ def test_resampling_between_grids():
         (tokens, panels, 1e-5),
         (fine, tokens, 1e-13),
     ):
-        found = resampled(field(source), source, target)
-        np.testing.assert_allclose(found, field(target), rtol=0, atol=tolerance)
+        values = resampled(field(source), source, target)
+        np.testing.assert_allclose(values, field(target), rtol=0, atol=tolerance)
 
 
 def test_linear_resampling_is_of_second_order():
@@ -230,8 +230,8 @@ def test_linear_resampling_is_of_second_order():
 
     errors = []
     for source in map(lim.graded_grid, sizes):
-        found = np.asarray(resampled(wave(source), source, target))
-        errors.append(np.abs(found - wave(target)).max())
+        values = np.asarray(resampled(wave(source), source, target))
+        errors.append(np.abs(values - wave(target)).max())
     assert abs(fitted_order(sizes, errors) - 2) < 0.15
 
 

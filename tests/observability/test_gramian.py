@@ -82,11 +82,11 @@ def test_probes_are_propagated_injections():
     """`eq:discrete-observability-trace-estimator` by tangents of the flow itself."""
     # `eq:finite-token-observability-quadratic-form`.
     probes = random_states(3, 4, 4)
-    found = np.asarray(probed_traces(gramians_of_observations(X), probes))
+    traces = np.asarray(probed_traces(gramians_of_observations(X), probes))
     # Every probe at every position, a tangent for each: as many as the basis has.
     injected = np.einsum("ip,ra->irpa", np.eye(5), probes).reshape(20, 5, 4)
     seen = np.asarray(tangents(injected)).reshape(5, 4, -1)
-    np.testing.assert_allclose(found, 0.5 * (seen**2).sum(axis=2).mean(axis=1), rtol=1e-11)
+    np.testing.assert_allclose(traces, 0.5 * (seen**2).sum(axis=2).mean(axis=1), rtol=1e-11)
     # `eq:observability-trace-unbiasedness`: all signs, equally likely.
     signs = jax.device_put(np.array(list(itertools.product((-1.0, 1.0), repeat=4))))
     gramians = np.asarray(gramians_of_observations(X))
@@ -169,8 +169,8 @@ def test_the_deviation_of_many_probes_is_that_of_a_linear_form():
     covariance = 2 / probes * np.einsum("iab,jba->ij", gramians, gramians)
     pushed = centring @ np.asarray(gramian_traces(gramians))
     expected = 2 * np.sqrt(pushed @ covariance @ pushed)
-    found = gaussian_probe_moments(gramians, grid, probes).deviation
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    deviation = gaussian_probe_moments(gramians, grid, probes).deviation
+    np.testing.assert_allclose(deviation, expected, rtol=1e-6)
 
 
 def test_penalties_are_weighted_variances():
@@ -196,11 +196,11 @@ def test_reweighting_clips_and_then_renormalises():
     assert clipped[2] == 0.15 and clipped[3] == 8.0
     grid = lim.token_grid(5)
     before, measured, aim = map(jax.device_put, (weights, density, target))
-    found = np.asarray(
+    density_after = np.asarray(
         reweight_positions(before, measured, aim, grid, rate=0.5, smallest=0.15, largest=8.0)
     )
-    np.testing.assert_allclose(found, clipped / clipped.mean(), rtol=1e-13)
-    np.testing.assert_allclose(found.mean(), 1.0, rtol=1e-13)
+    np.testing.assert_allclose(density_after, clipped / clipped.mean(), rtol=1e-13)
+    np.testing.assert_allclose(density_after.mean(), 1.0, rtol=1e-13)
 
 
 def observed(flow, grid):
@@ -420,10 +420,10 @@ def test_all_routes_give_the_gramians_of_the_dense_jacobian(step):
 
         return jax.jacfwd(see)(x), both(), both(some) if step is lim.split else []
 
-    jacobian, found, at_some = jax.tree.map(np.asarray, jax.jit(routes)(x))
+    jacobian, by_route, at_some = jax.tree.map(np.asarray, jax.jit(routes)(x))
     expected = np.einsum("k,koia,koib->iab", steps, jacobian, jacobian)
     scale = np.abs(expected).max()
-    for gramians in found:
+    for gramians in by_route:
         np.testing.assert_allclose(gramians, expected, rtol=0, atol=1e-10 * scale)
     for gramians in at_some:
         np.testing.assert_allclose(gramians, expected[np.asarray(some)], rtol=0, atol=1e-10 * scale)

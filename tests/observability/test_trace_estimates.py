@@ -55,14 +55,14 @@ def test_the_penaltys_bias_for_any_covariance():
     noisy = traces + np.sqrt(5) * np.concatenate([root.T, -root.T])  # covariance root root'
     penalties = jax.jit(jax.vmap(lambda g: trace_penalty(g, GRID)))
     excess = np.mean(penalties(noisy)) - penalties(traces[None])[0]
-    found = penalty_bias(jax.device_put(root @ root.T), GRID)
-    np.testing.assert_allclose(found, excess, rtol=1e-11)
+    bias = penalty_bias(jax.device_put(root @ root.T), GRID)
+    np.testing.assert_allclose(bias, excess, rtol=1e-11)
     # The printed Q differs by the square of what the weights lack to one.
     weights = np.asarray(GRID.weights)
     printed = np.trace((np.diag(weights) - np.outer(weights, weights)) @ root @ root.T)
     missing = 1 - weights.sum()
-    assert 0 < missing < 0.02 and abs(found - printed) <= 2 * missing * np.trace(root @ root.T)
-    np.testing.assert_allclose(printed - missing * weights @ root @ root.T @ weights, found)
+    assert 0 < missing < 0.02 and abs(bias - printed) <= 2 * missing * np.trace(root @ root.T)
+    np.testing.assert_allclose(printed - missing * weights @ root @ root.T @ weights, bias)
 
 
 def test_penalties_weigh_unequal_cells():
@@ -74,8 +74,8 @@ def test_penalties_weigh_unequal_cells():
     np.testing.assert_allclose(gramian_penalty(random_gramians(), GRID), expected, rtol=1e-12)
     first, second = np.asarray(random_states(4, 2, 5))
     expected = weights @ ((first - weights @ first) * (second - weights @ second))
-    found = crossfit_penalty(jax.device_put(first), jax.device_put(second), GRID)
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    penalty = crossfit_penalty(jax.device_put(first), jax.device_put(second), GRID)
+    np.testing.assert_allclose(penalty, expected, rtol=1e-12)
 
 
 def test_on_section_4s_gramians_signs_have_a_thousandth_of_the_bias():
@@ -140,8 +140,8 @@ def test_two_observed_layers_of_twelve_cost_as_many_products_as_twelve():
         _, states = jax.lax.scan(lambda x, _: (x + jnp.sin(x) @ matrix, x), x, length=12)
         return states[jnp.array([5, 11]), -1]
 
-    found = trace_products(observed, x, 5, depth=12)
-    assert found == {"forward": 288, "reverse": 96, "probes": 360, "injected": 60}
+    count = trace_products(observed, x, 5, depth=12)
+    assert count == {"forward": 288, "reverse": 96, "probes": 360, "injected": 60}
     numbers = accumulated_numbers(observed, x, 5)
     assert numbers == {"forward": 192, "probes": 240, "reverse": 192, "injected": 120}
     some = accumulated_numbers(observed, x, 5, jnp.array([1]))
@@ -161,11 +161,11 @@ def test_two_observed_layers_of_twelve_cost_as_many_products_as_twelve():
         "reverse": lambda x: observability_gramians(observed, x, step, "reverse"),
     }
     for mode, job in exact.items():  # whose rows may be weighed by a product
-        assert gramians <= products(job) - found[mode] <= 1.25 * gramians
+        assert gramians <= products(job) - count[mode] <= 1.25 * gramians
     made = products(lambda x: layer_injected_traces(observed, x, step, noise))
-    assert made == found["injected"]
+    assert made == count["injected"]
     made = products(lambda x: probed_observability(observed, x, step, probes))
-    assert 0 <= made - found["probes"] < 1  # the sum over layers
+    assert 0 <= made - count["probes"] < 1  # the sum over layers
     assert (
         squares(lambda x: probed_observability(observed, x, step, probes), x) == numbers["probes"]
     )
@@ -179,13 +179,13 @@ def squares(job, x):
     """How many numbers a program squares."""
 
     def counted(jaxpr):
-        own = [e for e in jaxpr.eqns if e.primitive.name in ("square", "integer_pow")]
+        equations = [e for e in jaxpr.eqns if e.primitive.name in ("square", "integer_pow")]
         inside = [
             counted(getattr(value, "jaxpr", value))
             for equation in jaxpr.eqns
             for value in equation.params.values()
             if hasattr(getattr(value, "jaxpr", value), "eqns")
         ]
-        return sum(equation.outvars[0].aval.size for equation in own) + sum(inside)
+        return sum(equation.outvars[0].aval.size for equation in equations) + sum(inside)
 
     return counted(jax.make_jaxpr(job)(x).jaxpr)

@@ -68,9 +68,9 @@ def test_gramians_are_those_of_the_kronecker_matrices_and_scale_with_the_gates()
         last = power[-4:].reshape(4, 48, 4)
         expected += np.einsum("oia,oib->iab", last, last) / 12
         power = step @ power
-    found = gate_gramians(jnp.asarray(gates))
+    gramians = gate_gramians(jnp.asarray(gates))
     scale = np.exp(2 * gates)[:, None, None]
-    np.testing.assert_allclose(found, scale * expected, rtol=1e-11, atol=1e-13)
+    np.testing.assert_allclose(gramians, scale * expected, rtol=1e-11, atol=1e-13)
 
 
 def test_the_influence_imbalance_ignores_a_common_gate():
@@ -104,10 +104,10 @@ def test_a_minimiser_is_that_of_the_valley_where_it_starts():
     def valleys(gates):
         return jnp.sum((gates**2 - 1) ** 2) / 4 - 7, jnp.sum(gates)
 
-    found = minimiser(valleys, jnp.asarray(signs / 5))
-    np.testing.assert_allclose(found.gates, signs, rtol=1e-9)
-    np.testing.assert_allclose(found.objective, -7, rtol=1e-12)
-    np.testing.assert_allclose(found.history, [signs.sum()], rtol=1e-9)
+    point = minimiser(valleys, jnp.asarray(signs / 5))
+    np.testing.assert_allclose(point.gates, signs, rtol=1e-9)
+    np.testing.assert_allclose(point.objective, -7, rtol=1e-12)
+    np.testing.assert_allclose(point.history, [signs.sum()], rtol=1e-9)
 
 
 def test_where_no_minimum_is_none_is_returned():
@@ -129,8 +129,12 @@ def test_condition_numbers_are_those_of_the_points_of_each_region():
     """Whatever the gates: `eq:simulation-condition-number-invariance`."""
     numbers = np.linalg.cond(np.asarray(gate_gramians(jnp.cos(jnp.arange(48.0)))))
     regions = np.split(numbers, [9, 38])
-    found = regional_condition_numbers()
-    for statistic, values in ((np.mean, found.mean), (np.min, found.smallest), (np.max, found[2])):
+    condition_numbers = regional_condition_numbers()
+    for statistic, values in (
+        (np.mean, condition_numbers.mean),
+        (np.min, condition_numbers.smallest),
+        (np.max, condition_numbers[2]),
+    ):
         np.testing.assert_allclose(values, [float(statistic(r)) for r in regions], rtol=1e-7)
 
 
@@ -140,25 +144,25 @@ def test_the_probe_study_is_numpys_of_one_stream(monkeypatch):
     monkeypatch.setattr(paper.outcomes, "REPETITIONS", 20)
     gramians = np.asarray(gate_gramians(jnp.zeros(48)))
     penalty = np.var(np.trace(gramians, axis1=1, axis2=2))
-    found = probe_study()
+    study = probe_study()
     stream = np.random.default_rng(20260717)
-    np.testing.assert_allclose(found.penalty, penalty, rtol=1e-12)
+    np.testing.assert_allclose(study.penalty, penalty, rtol=1e-12)
     for index, count in enumerate((1, 3)):
         probes = stream.standard_normal((20, count, 4))
         traces = np.einsum("nra,iab,nrb->ni", probes, gramians, probes) / count
         estimates = np.var(traces, axis=1) / penalty
-        np.testing.assert_allclose(found.bias[index], estimates.mean() - 1, rtol=1e-10)
-        np.testing.assert_allclose(found.deviation[index], estimates.std(ddof=1), rtol=1e-10)
+        np.testing.assert_allclose(study.bias[index], estimates.mean() - 1, rtol=1e-10)
+        np.testing.assert_allclose(study.deviation[index], estimates.std(ddof=1), rtol=1e-10)
 
 
 def test_section_4_is_its_stages_and_the_rows_of_where_they_stop(monkeypatch):
     """`sec:simulations`: the stages by hand, and how each optimiser was asked."""
     by_hand = section4_by_hand()
-    asked = []
+    calls = []
 
     def optimised(objective, rate):
         name = objective.__name__.removesuffix("_objective")
-        asked.append((name, rate))
+        calls.append((name, rate))
         minimum = by_hand.runs["algorithm2"]._replace(objective=by_hand.objectives[name])
         return by_hand.runs[name], minimum
 
@@ -170,8 +174,8 @@ def test_section_4_is_its_stages_and_the_rows_of_where_they_stop(monkeypatch):
         "table_row": lambda influence: influence.energy,
     }.items():
         monkeypatch.setattr(paper.outcomes, stage, result)
-    found = paper.section4()
-    assert asked == [("algorithm1", 0.04), ("algorithm3", 0.03)]
+    outcome = paper.section4()
+    assert calls == [("algorithm1", 0.04), ("algorithm3", 0.03)]
     zeros = np.zeros(48)
     ones = np.ones(48)
     first, second, third = (np.asarray(run.gates) for run in by_hand.runs.values())
@@ -183,15 +187,15 @@ def test_section_4_is_its_stages_and_the_rows_of_where_they_stop(monkeypatch):
     }
     for name, gates_and_weights in rows.items():
         expected = gate_influence(*map(jax.device_put, gates_and_weights)).energy
-        np.testing.assert_array_equal(found.table[name], expected)
-    for row in found.minimiser.values():
+        np.testing.assert_array_equal(outcome.table[name], expected)
+    for row in outcome.minimiser.values():
         np.testing.assert_array_equal(row, gate_influence(jax.device_put(second)).energy)
-    assert found.objectives == by_hand.objectives and found.runs == by_hand.runs
-    traces = {when: np.asarray(density) for when, density in found.trace_densities.items()}
+    assert outcome.objectives == by_hand.objectives and outcome.runs == by_hand.runs
+    traces = {when: np.asarray(density) for when, density in outcome.trace_densities.items()}
     for when, gates in (("before", zeros), ("after", third)):
         np.testing.assert_array_equal(traces[when], trace_density(jax.device_put(gates)))
-    assert found.condition_numbers is by_hand.condition_numbers
-    assert found.probes is by_hand.probes
+    assert outcome.condition_numbers is by_hand.condition_numbers
+    assert outcome.probes is by_hand.probes
 
 
 def test_the_summary_lays_out_what_it_is_given():
@@ -206,8 +210,8 @@ def test_the_summary_lays_out_what_it_is_given():
     }
     assert numbers["observability"]["imbalance"] == {"before": third[0], "after": third[-1]}
     smallest = np.asarray(results.condition_numbers.smallest).tolist()
-    found = [numbers["condition_number"][region]["min"] for region in paper.outcomes.REGION_NAMES]
-    assert found == smallest
+    least = [numbers["condition_number"][region]["min"] for region in paper.outcomes.REGION_NAMES]
+    assert least == smallest
     objectives = {name: row["objective"] for name, row in numbers["minimiser"].items()}
     assert objectives == {name: float(value) for name, value in results.objectives.items()}
 
@@ -220,9 +224,9 @@ def test_figures_are_compared_by_ours_less_the_papers():
             inner = inner.setdefault(key, {})
         percent = printed.endswith("%")
         inner[path[-1]] = float(printed.rstrip("%")) / (100 if percent else 1)
-    assert all(found.agrees for found in compare_with_printed(numbers))
+    assert all(comparison.agrees for comparison in compare_with_printed(numbers))
     numbers["table"]["baseline"]["left"] += 0.25
-    missed = [found for found in compare_with_printed(numbers) if not found.agrees]
+    missed = [comparison for comparison in compare_with_printed(numbers) if not comparison.agrees]
     assert [found.name for found in missed] == ["table baseline left"]
     assert missed[0].difference == pytest.approx(0.25)
 

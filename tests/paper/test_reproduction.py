@@ -85,8 +85,8 @@ def test_exact_probe_figures(reproduced):
     biases = [50.08, 25.04, 12.52, 6.26, 3.13, 1.565]
     np.testing.assert_allclose([100 * row["bias_exact"] for row in rows], biases, atol=5e-3)
     deviations = [229.3, 131.2, 81.8, 53.9, 36.7, 25.5]
-    found = [100 * row["std_exact"] for row in rows]
-    np.testing.assert_allclose(found, deviations, atol=0.06)
+    deviations_in_percent = [100 * row["std_exact"] for row in rows]
+    np.testing.assert_allclose(deviations_in_percent, deviations, atol=0.06)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -121,6 +121,6 @@ def test_single_precision_agrees_to_three_digits(reproduced):
     for name, row in single.items():
         columns = row.indices._asdict() | {"influence_imbalance": row.imbalance, "Z": row.Z}
         assert set(columns) == set(paper.printed_figures.TABLE_COLUMNS)
-        for column, found in columns.items():
+        for column, numbers in columns.items():
             expected = double["table"][name][column]
-            np.testing.assert_allclose(found, expected, rtol=5e-4, atol=5e-6, err_msg=column)
+            np.testing.assert_allclose(numbers, expected, rtol=5e-4, atol=5e-6, err_msg=column)

@@ -271,11 +271,11 @@ def certificate(name, *sides, holds=True, vacuous=""):
 def test_certificates_draw_the_greater_side_as_the_greater():
     vectors = np.random.default_rng(0).standard_normal((3, 3, 3, 4))
     products = jax.device_put(np.einsum("nbad,nbcd->nbac", vectors, vectors))
-    found = exact_characterisation(lim.adjoint.RegionalChannels(products))
-    (axes,) = plots.certificate_margins([found], "title").axes
+    judged = exact_characterisation(lim.adjoint.RegionalChannels(products))
+    (axes,) = plots.certificate_margins([judged], "title").axes
     for name in ("greater", "lesser"):
         marks = [line for line in axes.lines if line.get_label() == f"must be {name}"]
-        for row, (mark, one) in enumerate(zip(marks, found.inequalities, strict=True)):
+        for row, (mark, one) in enumerate(zip(marks, judged.inequalities, strict=True)):
             largest = max(abs(one.greater), abs(one.lesser))
             place = [np.ravel(part)[0] for part in mark.get_data()]
             np.testing.assert_allclose(place, [getattr(one, name) / largest, row])
@@ -323,7 +323,7 @@ def test_each_row_of_the_certificates_has_its_side_and_its_verdict_in_colour_and
 def test_any_title_of_a_document_is_in_the_legend_and_none_is_a_formula():
     """Matplotlib hides names that begin with a line below, and reads dollars as mathematics."""
     shares = np.array([[[0.5, 0.25], [0.375, 0.5]]] * 2)
-    found = results.two_way_shares(shares, np.array([[[0, 1], [1, 0]]] * 2))
-    figure = shares_by_place(found, ["_notes", r"$\frac$"])
+    result = results.two_way_shares(shares, np.array([[[0, 1], [1, 0]]] * 2))
+    figure = shares_by_place(result, ["_notes", r"$\frac$"])
     assert_nothing_is_cut(figure)
     assert legend(figure)[:2] == ["“_notes”", r"“\$\frac\$”"]

@@ -31,10 +31,10 @@ from lim_jax.models import LanguageModel, byte_model
 from lim_jax.prompts import (
     Document,
     chat_prompt,
-    context_of,
+    generate_answers,
     own_answers,
-    self_answered,
-    unanswered,
+    tokenize_context,
+    tokenize_prompt,
 )
 from lim_jax.prompts.chat import turn_ends
 from lim_jax.prompts.documents import RenderedPrompt
@@ -50,16 +50,16 @@ def parts(laid):
 @pytest.mark.parametrize("name", TEXTS)
 def test_texts_are_those_of_the_formats_and_every_message_is_found(name):
     source, messages, text = TEXTS[name]
-    laid = chat_prompt(messages, ChatTemplate(source, MARKS))
-    assert laid.text == text and laid.marked
+    prompt = chat_prompt(messages, ChatTemplate(source, MARKS))
+    assert prompt.text == text and prompt.marked
     said = {f"{one['role']} {number}": one["content"] for number, one in enumerate(messages, 1)}
-    found = parts(laid)
-    assert sorted(part for part, _ in found) == sorted(said)
-    for part, shown in found:
+    names_and_texts = parts(prompt)
+    assert sorted(part for part, _ in names_and_texts) == sorted(said)
+    for part, shown in names_and_texts:
         assert shown.strip() == said[part].strip()
     if name == "ChatML":  # white space and all, and no word of the template's
-        assert found == list(said.items())
-        assert laid.spans[0][0] == text.index("user\nuser ") + 5
+        assert names_and_texts == list(said.items())
+        assert prompt.spans[0][0] == text.index("user\nuser ") + 5
 
 
 @pytest.mark.slow
@@ -75,8 +75,8 @@ def test_texts_are_those_of_transformers():
         expected = peer.apply_chat_template(
             messages, documents=documents, tokenize=False, add_generation_prompt=True
         )
-        given = DOCUMENTS if documents else ()
-        assert chat_prompt(messages, ChatTemplate(source, MARKS), given).text == expected
+        given_documents = DOCUMENTS if documents else ()
+        assert chat_prompt(messages, ChatTemplate(source, MARKS), given_documents).text == expected
     for source in (CHATML, LLAMA, GEMMA):
         peer.chat_template = source
         expected = peer.apply_chat_template(BEGUN, tokenize=False, continue_final_message=True)
@@ -102,16 +102,16 @@ BEGUN = [USER, {"role": "assistant", "content": "Who? user "}]
 )
 def test_what_an_assistant_began_is_gone_on_with(source, end, said):
     """As by transformers' continue_final_message: no turn is ended, none begun."""
-    laid = chat_prompt(BEGUN, ChatTemplate(source, MARKS), DOCUMENTS[:1])
-    assert laid.text.endswith(end)
-    assert parts(laid)[-1] == ("assistant 2", said) and laid.spans[-1][1] == len(laid.text)
-    found = context_of(laid, "Mira")
-    assert bytes(found.window.tolist()).decode() == laid.text + "Mira"
+    prompt = chat_prompt(BEGUN, ChatTemplate(source, MARKS), DOCUMENTS[:1])
+    assert prompt.text.endswith(end)
+    assert parts(prompt)[-1] == ("assistant 2", said) and prompt.spans[-1][1] == len(prompt.text)
+    context = tokenize_context(prompt, "Mira")
+    assert bytes(context.window.tolist()).decode() == prompt.text + "Mira"
 
 
 def test_tools_and_calls_stand_where_the_template_has_places_for_them():
-    laid = chat_prompt(CALLS, ChatTemplate(TOOLS, MARKS), (), [WEATHER])
-    assert laid.text == (
+    prompt = chat_prompt(CALLS, ChatTemplate(TOOLS, MARKS), (), [WEATHER])
+    assert prompt.text == (
         f"<|im_start|>system\n# Tools\n{json.dumps(WEATHER)}<|im_end|>\n"
         "<|im_start|>user\nuser <|im_end|>\n"
         '<|im_start|>assistant\n<tool_call>\n{"name": "get_weather", "arguments": '
@@ -119,26 +119,26 @@ def test_tools_and_calls_stand_where_the_template_has_places_for_them():
         "<|im_start|>user\n<tool_response>\n12 °C, sun\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    assert parts(laid) == [("user 1", "user "), ("tool 3", "12 °C, sun")]
-    written = "".join(laid.text[start:end] for start, end in laid.control or ())
+    assert parts(prompt) == [("user 1", "user "), ("tool 3", "12 °C, sun")]
+    written = "".join(prompt.text[start:end] for start, end in prompt.control or ())
     assert written.count("<|im_end|>") == 4 and "weather" not in written.replace("get_weather", "")
 
 
 def test_parts_of_text_are_one_text():
     content = [{"type": "text", "text": "us"}, {"type": "text", "text": "er "}]
-    laid = chat_prompt([USER | {"content": content}], ChatTemplate(CHATML, MARKS))
-    assert parts(laid) == [("user 1", "user ")]
+    prompt = chat_prompt([USER | {"content": content}], ChatTemplate(CHATML, MARKS))
+    assert parts(prompt) == [("user 1", "user ")]
 
 
 @pytest.mark.parametrize("source", [CHATML, GRANITE])
 def test_a_message_is_not_called_as_a_document_is(source):
-    laid = chat_prompt(
+    prompt = chat_prompt(
         [{"role": "ipython", "content": "3"}, USER],
         ChatTemplate(source, MARKS),
         [Document("ipython 1", "a"), Document("user 2", "b")],
     )
     names = {"ipython 1 (message)", "ipython 1", "user 2 (document 2)", "question"}
-    assert {name for name, _ in parts(laid)} == names and len(laid.spans) == 4
+    assert {name for name, _ in parts(prompt)} == names and len(prompt.spans) == 4
 
 
 @pytest.mark.parametrize(
@@ -223,15 +223,15 @@ def test_a_template_reaches_nothing_but_what_it_is_given():
     ]
     source = "".join(branches) + "{% if kind is undefined %}{% include 'sandbox.py' %}{% endif %}"
     chats = [{"messages": [USER], "large": 10**7, "kind": kind} for kind in range(len(MILD))]
-    found = render_chats(ChatTemplate(source, {}), [*chats, {}])
-    for said, error in zip(found, [*MILD.values(), "no loader"], strict=True):
+    outcomes = render_chats(ChatTemplate(source, {}), [*chats, {}])
+    for said, error in zip(outcomes, [*MILD.values(), "no loader"], strict=True):
         assert error in said["error"], error
 
 
 def test_numbers_of_json_are_without_escapes_of_html():
     source = "{{ messages | tojson }}{{ strftime_now('%%') }}{{ nothing_such }}"
-    (found,) = render_chats(ChatTemplate(source, {}), [{"messages": [{"a": "<é'&>"}]}])
-    assert found == {"text": json.dumps([{"a": "<é'&>"}], ensure_ascii=False) + "%"}
+    (outcome,) = render_chats(ChatTemplate(source, {}), [{"messages": [{"a": "<é'&>"}]}])
+    assert outcome == {"text": json.dumps([{"a": "<é'&>"}], ensure_ascii=False) + "%"}
 
 
 def words_of_control(*words):
@@ -274,11 +274,11 @@ def test_a_template_that_ends_no_turn_or_knows_no_assistant_names_no_end():
 
 def test_an_answer_in_a_chat_ends_at_the_turns_end_too(monkeypatch):
     """Which ``generation_config.json`` may not name; elsewhere it ends as this says."""
-    asked = []
+    calls = []
     tokenizer = words_of_control("<|endoftext|>", "<|im_end|>")
 
     def answer(network, ids, tokens, end):
-        asked.append(end)
+        calls.append(end)
         return np.array([0, 0, tokenizer.token_to_id("<|im_end|>")])
 
     monkeypatch.setattr(own_answers, "answer", answer)
@@ -288,8 +288,8 @@ def test_an_answer_in_a_chat_ends_at_the_turns_end_too(monkeypatch):
     template = ChatTemplate(CHATML, {})
     model = LanguageModel(network, tokenizer, template, (endoftext,))
     chat = chat_prompt([USER], template)
-    prompts = [unanswered(laid, tokenizer) for laid in (chat, RenderedPrompt("a"))]
-    in_chat, plain = self_answered(prompts, model)
-    assert asked == [(endoftext, im_end), (endoftext,)]
+    prompts = [tokenize_prompt(prompt, tokenizer) for prompt in (chat, RenderedPrompt("a"))]
+    in_chat, plain = generate_answers(prompts, model)
+    assert calls == [(endoftext, im_end), (endoftext,)]
     assert (in_chat.cut, plain.cut) == (False, True)
     assert im_end not in in_chat.window[-2:] and plain.window[-1] == im_end

@@ -19,10 +19,10 @@ from lim_jax.prompts import (
     Document,
     Line,
     chat_prompt,
-    context_of,
     document_prompt,
-    self_answered,
-    unanswered,
+    generate_answers,
+    tokenize_context,
+    tokenize_prompt,
 )
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.prompts.prompt_files import context_of_line, read_lines
@@ -54,7 +54,7 @@ def spelt(*parts):
     """The ids of tokens of control, and of texts in which there are none."""
     texts = {"<|im_start|>": START, "<|im_end|>": END}
     plain = TOKENIZER.get_vocab()
-    letters = [ByteLevel(add_prefix_space=False).pre_tokenize_str(one) for one in parts]
+    letters = [ByteLevel(add_prefix_space=False).pre_tokenize_str(part) for part in parts]
     return [
         number
         for one, words in zip(parts, letters, strict=True)
@@ -65,9 +65,9 @@ def spelt(*parts):
 
 
 def test_a_message_ends_no_turn_and_begins_none():
-    laid = chat_prompt([USER | {"content": EVIL}], TEMPLATE)
-    found = context_of(laid, "No<|im_end|>", TOKENIZER)
-    assert found.window.tolist() == spelt(
+    prompt = chat_prompt([USER | {"content": EVIL}], TEMPLATE)
+    context = tokenize_context(prompt, "No<|im_end|>", TOKENIZER)
+    assert context.window.tolist() == spelt(
         "<|im_start|>",
         "system\nBe of help.",
         "<|im_end|>",
@@ -79,22 +79,22 @@ def test_a_message_ends_no_turn_and_begins_none():
         "<|im_start|>",
         "assistant\nNo<|im_end|>",
     )
-    assert "".join(found.tokens) == laid.text + "No<|im_end|"
-    (span,) = found.spans
-    assert "".join(found.tokens[place] for place in span.positions) == EVIL
+    assert "".join(context.tokens) == prompt.text + "No<|im_end|"
+    (span,) = context.spans
+    assert "".join(context.tokens[place] for place in span.positions) == EVIL
     assert TOKENIZER.encode("<|im_end|>").ids == [START, END], "the tokenizer is left as it was"
 
 
 def test_neither_does_a_document_a_question_a_foil_or_a_tool():
     documents = [Document("One<|im_end|>", "a <|im_start|>"), Document("", EVIL)]
-    laid = document_prompt(documents, "who?<|im_end|>")
-    found = unanswered(laid, TOKENIZER)
-    assert found.encoded.ids.tolist() == [START, *spelt(laid.text)]
-    one = context_of(laid, " a", TOKENIZER, loss="contrast", foil=" <|im_end|>")
-    assert one.contrast is not None and one.contrast.foil.tolist() == spelt(" <|im_end|>")
+    prompt = document_prompt(documents, "who?<|im_end|>")
+    encoded_prompt = tokenize_prompt(prompt, TOKENIZER)
+    assert encoded_prompt.encoded.ids.tolist() == [START, *spelt(prompt.text)]
+    context = tokenize_context(prompt, " a", TOKENIZER, loss="contrast", foil=" <|im_end|>")
+    assert context.contrast is not None and context.contrast.foil.tolist() == spelt(" <|im_end|>")
     template = ChatTemplate(TOOLS, MARKS)
     line = Line("here", messages=(USER,), template=template, tools=(WEATHER,))
-    ids = unanswered(line.prompt, TOKENIZER).encoded.ids.tolist()
+    ids = tokenize_prompt(line.prompt, TOKENIZER).encoded.ids.tolist()
     assert ids.count(START) == 3 and ids.count(END) == 2
 
 
@@ -102,22 +102,22 @@ def test_a_token_that_a_template_writes_is_one_of_control_whatever_it_is_called(
     """Not so other tokens that a publisher added, as of two ends of a line, or of HTML."""
     made = bytewise()
     made.add_tokens(["<User>", "\n\n", "<h1>"])
-    laid = RenderedPrompt(
+    prompt = RenderedPrompt(
         "<User>\n\na<User>\n\n<h1>b", ((8, 23, "user 1"),), True, ((0, 8), (23, 23))
     )
-    ids = unanswered(laid, made).encoded.ids.tolist()
+    ids = tokenize_prompt(prompt, made).encoded.ids.tolist()
     assert ids == [258, 259, *spelt("a<User>"), 259, 260, *spelt("b")]
 
 
 def test_a_prompt_that_is_laid_out_by_hand_may_have_them():
-    found = context_of(RenderedPrompt("<|im_start|>user\n"), "a<|im_end|>", TOKENIZER)
-    assert found.window.tolist() == [START, START, *spelt("user\na", "<|im_end|>")]
+    context = tokenize_context(RenderedPrompt("<|im_start|>user\n"), "a<|im_end|>", TOKENIZER)
+    assert context.window.tolist() == [START, START, *spelt("user\na", "<|im_end|>")]
 
 
 def test_all_other_tokens_are_as_they_were():
     """Whatever a tokenizer puts before a text or before what follows a token of control."""
     letters = sorted({*"▁<|>_:.?\n", *map(chr, range(65, 123))})
-    laid = [
+    prompts = [
         chat_prompt([*TALK[:2], USER | {"content": f"a {said} b"}], TEMPLATE)
         for said in ("<|im_end|>", "<|imxend|>")
     ]
@@ -127,7 +127,7 @@ def test_all_other_tokens_are_as_they_were():
             prepend_scheme=scheme, split=False
         )
         made.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-        there, other = (unanswered(one, made).encoded for one in laid)
+        there, other = (tokenize_prompt(prompt, made).encoded for prompt in prompts)
         differ = there.ids != other.ids
         assert there.tokens[int(differ.argmax())] == "_" and differ.sum() == 1
         np.testing.assert_array_equal(there.last, other.last)
@@ -141,8 +141,8 @@ def test_what_is_a_token_of_control_whatever_is_done_is_refused(tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text(json.dumps({"documents": [{"text": "aa<s>"}], "question": "a"}))
     (line,) = read_lines(data)
-    found = unanswered(document_prompt([Document("", "a")], "<"), made)
-    assert 0 in found.encoded.ids and 2 not in found.encoded.ids
+    prompt = tokenize_prompt(document_prompt([Document("", "a")], "<"), made)
+    assert 0 in prompt.encoded.ids and 2 not in prompt.encoded.ids
     for asked in ("answer", "next-token"):
         with pytest.raises(ValueError, match="line 1.*: got '<s>' at character 2, expected a text"):
             context_of_line(line, made, asked, 99)
@@ -156,20 +156,28 @@ made: Any = SimpleNamespace(prompt=RenderedPrompt)  # of whatever is put in
 @pytest.mark.parametrize(
     "call, arguments, message",
     [
-        (context_of, (made.prompt("ab", (3,)), "b"), r"the span \[3\]"),
+        (tokenize_context, (made.prompt("ab", (3,)), "b"), r"the span \[3\]"),
         (
-            context_of,
+            tokenize_context,
             (RenderedPrompt("a\ud800"), "b"),
             r"text: got half of a character, '\\ud800', expected",
         ),
-        (unanswered, (RenderedPrompt("a"), None, 3), "foil: got 3"),
+        (tokenize_prompt, (RenderedPrompt("a"), None, 3), "foil: got 3"),
         (
-            partial(context_of, foil="c"),
+            partial(tokenize_context, foil="c"),
             (RenderedPrompt("a"), "b"),
             "context: got the foil 'c', expected none, .* Leave the foil out, or ask by the",
         ),
-        (self_answered, ([LINE], LanguageModel(made)), "prompts: got Line, expected contexts, or"),
-        (self_answered, ([LINE], None), "model: got None, expected an instance of LanguageModel"),
+        (
+            generate_answers,
+            ([LINE], LanguageModel(made)),
+            "prompts: got Line, expected contexts, or",
+        ),
+        (
+            generate_answers,
+            ([LINE], None),
+            "model: got None, expected an instance of LanguageModel",
+        ),
     ],
 )
 def test_arguments_that_are_none_are_refused(call, arguments, message):

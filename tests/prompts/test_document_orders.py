@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lim_jax.prompts import Document, Line, cyclic_orders, named_documents, shuffled
+from lim_jax.prompts import Document, Line, cyclic_orders, named_documents, shuffle_documents
 from lim_jax.prompts.contexts import Span
 
 DOCUMENTS = named_documents(
@@ -15,37 +15,37 @@ SHOWN = ["One\nWrens sing.", "Rowans grow.", "Two\nIt rains."]
 
 
 def test_every_context_has_the_documents_at_the_places_of_its_order():
-    found = shuffled(LINE, ORDERS, None, "answer", 99)
-    assert found.names == ("One", "document 2", "Two")
-    np.testing.assert_array_equal(found.orders, ORDERS)
-    for order, context in zip(ORDERS, found.contexts, strict=True):
+    orders = shuffle_documents(LINE, ORDERS, None, "answer", 99)
+    assert orders.names == ("One", "document 2", "Two")
+    np.testing.assert_array_equal(orders.orders, ORDERS)
+    for order, context in zip(ORDERS, orders.contexts, strict=True):
         text = "\n\n".join(SHOWN[number] for number in order)
         assert "".join(context.tokens).startswith(text + "\n\nQuestion: Who sings?\nAnswer: ")
         assert bytes(context.window[-5:].tolist()) == b"wrens" and context.id == "q7"
         parts = {span.name: span.positions for span in context.spans}
-        for name, shown in zip(found.names, SHOWN, strict=True):
+        for name, shown in zip(orders.names, SHOWN, strict=True):
             assert "".join(context.tokens[place] for place in parts[name]) == shown
 
 
 def test_shares_are_those_of_the_document_at_each_place():
-    found = shuffled(LINE, ORDERS, None, "answer", 99)
+    orders = shuffle_documents(LINE, ORDERS, None, "answer", 99)
     generator = np.random.default_rng(0)
-    energies = [generator.random(context.length) for context in found.contexts]
-    shares = found.shares(energies)
+    energies = [generator.random(context.length) for context in orders.contexts]
+    shares = orders.shares(energies)
     for order, energy, row in zip(ORDERS, energies, shares, strict=True):
         ends = np.cumsum([len(SHOWN[number]) + 2 for number in order])
         for number, end, share in zip(order, ends, row, strict=True):
             part = energy[end - 2 - len(SHOWN[number]) : end - 2]
             np.testing.assert_allclose(share, part.sum() / energy.sum(), rtol=1e-12)
-    np.testing.assert_array_equal(found.shares([energy * 0 for energy in energies]), 0)
+    np.testing.assert_array_equal(orders.shares([energy * 0 for energy in energies]), 0)
     for wrong in (energies[:2], [*energies[:2], energies[2][1:]], [1.0, 2.0, 3.0]):
         with pytest.raises(ValueError, match="energies: got those of"):
-            found.shares(wrong)
+            orders.shares(wrong)
 
 
 def test_a_title_and_a_text_that_stand_apart_are_one_document():
     """As in chats whose template has a place for each."""
-    found = shuffled(LINE, ORDERS, None, "answer", 99)
+    orders = shuffle_documents(LINE, ORDERS, None, "answer", 99)
 
     def apart(context):
         halves = [
@@ -55,9 +55,9 @@ def test_a_title_and_a_text_that_stand_apart_are_one_document():
         ]
         return context._replace(spans=tuple(halves))
 
-    energies = [np.arange(1.0, context.length + 1) for context in found.contexts]
-    halved = found._replace(contexts=[apart(context) for context in found.contexts])
-    np.testing.assert_array_equal(halved.shares(energies), found.shares(energies))
+    energies = [np.arange(1.0, context.length + 1) for context in orders.contexts]
+    halved = orders._replace(contexts=[apart(context) for context in orders.contexts])
+    np.testing.assert_array_equal(halved.shares(energies), orders.shares(energies))
 
 
 @pytest.mark.parametrize(
@@ -71,17 +71,17 @@ def test_a_title_and_a_text_that_stand_apart_are_one_document():
 )
 def test_lines_that_have_not_these_documents_are_refused(line, message):
     with pytest.raises(ValueError, match=message):
-        shuffled(line, ORDERS, None, "answer", 99)
+        shuffle_documents(line, ORDERS, None, "answer", 99)
 
 
 def test_a_document_that_is_not_laid_out_is_missed(monkeypatch):
-    laid = Line.prompt.fget
-    assert laid is not None
+    render = Line.prompt.fget
+    assert render is not None
     monkeypatch.setattr(
-        Line, "prompt", property(lambda line: laid(line)._replace(spans=laid(line).spans[1:]))
+        Line, "prompt", property(lambda line: render(line)._replace(spans=render(line).spans[1:]))
     )
     with pytest.raises(ValueError, match=r"here: got a context without \['Two'\], expected all"):
-        shuffled(LINE, ORDERS, None, "answer", 99)
+        shuffle_documents(LINE, ORDERS, None, "answer", 99)
 
 
 @pytest.mark.parametrize("documents, orders", [(1, 2), (3, 1), (3, 2.5), (3, True)])
@@ -114,4 +114,4 @@ def test_seeds_are_whole_numbers(seed):
 @pytest.mark.usefixtures("as_users_run")
 def test_orders_are_permutations(orders, message):
     with pytest.raises(ValueError, match=message):
-        shuffled(LINE, orders, None, "answer", 99)
+        shuffle_documents(LINE, orders, None, "answer", 99)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lim_jax.prompts import Document, context_of, document_prompt, named_documents
+from lim_jax.prompts import Document, document_prompt, named_documents, tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
 
 
@@ -12,17 +12,17 @@ def parts(laid):
 
 def test_every_document_is_a_part_under_its_name():
     documents = [Document("One", "Text of it."), Document("", "Other\n\ntext."), Document("3", "T")]
-    laid = document_prompt(documents, "what is it")
-    assert laid.text == (
+    prompt = document_prompt(documents, "what is it")
+    assert prompt.text == (
         "One\nText of it.\n\nOther\n\ntext.\n\n3\nT\n\nQuestion: what is it\nAnswer:"
     )
-    assert parts(laid) == {
+    assert parts(prompt) == {
         "One": "One\nText of it.",
         "document 2": "Other\n\ntext.",
         "3": "3\nT",
         "question": "what is it",
     }
-    assert not laid.marked
+    assert not prompt.marked
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_no_two_documents_are_of_one_name(titles, names):
 
 def test_names_stay_with_documents_in_another_order():
     named = named_documents([Document("", "first"), Document("", "second")])
-    laid = document_prompt(named[::-1], "what")
-    assert list(parts(laid).items())[:2] == [("document 2", "second"), ("document 1", "first")]
+    prompt = document_prompt(named[::-1], "what")
+    assert list(parts(prompt).items())[:2] == [("document 2", "second"), ("document 1", "first")]
 
 
 @pytest.mark.usefixtures("as_users_run")
@@ -81,6 +81,6 @@ def test_empty_questions_and_spans_outside_the_text_are_refused():
     with pytest.raises(ValueError, match="question: got ' ', expected a text that is not"):
         document_prompt([Document("a", "b")], " ")
     with pytest.raises(ValueError, match="context: got the span .*<= 3"):
-        context_of(RenderedPrompt("ab", ((0, 4, "a"),)), "c")
+        tokenize_context(RenderedPrompt("ab", ((0, 4, "a"),)), "c")
     with pytest.raises(ValueError, match="loss: got .all., expected .next-token."):
-        context_of(RenderedPrompt("ab"), "c", loss="all")  # pyright: ignore
+        tokenize_context(RenderedPrompt("ab"), "c", loss="all")  # pyright: ignore

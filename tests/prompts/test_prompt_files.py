@@ -20,7 +20,7 @@ from lim_jax import _checks
 from lim_jax.attribution.questions import question_line
 from lim_jax.checkpoints.text import ChatTemplate, read_tokenizer
 from lim_jax.models import LanguageModel, byte_model
-from lim_jax.prompts import Document, context_of, prompt_files, unanswered
+from lim_jax.prompts import Document, prompt_files, tokenize_context, tokenize_prompt
 from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.prompts.prompt_files import read_documents, read_prompts
@@ -54,12 +54,12 @@ def test_a_text_is_cut_into_contexts_one_after_another(tmp_path, letters):
     ids = np.random.default_rng(0).integers(11, size=17)
     data = tmp_path / "data.txt"
     data.write_text(spelt(ids))
-    found = read_contexts(data, letters, "next-token", 5)
+    contexts = read_contexts(data, letters, "next-token", 5)
     # 16 targets: three times five, and one that is left out.
     windows = [ids[0:6], ids[5:11], ids[10:16]]
-    assert [context.window.tolist() for context in found] == [row.tolist() for row in windows]
-    assert ["".join(context.tokens) for context in found] == [spelt(row[:-1]) for row in windows]
-    for context in found:
+    assert [context.window.tolist() for context in contexts] == [row.tolist() for row in windows]
+    assert ["".join(context.tokens) for context in contexts] == [spelt(row[:-1]) for row in windows]
+    for context in contexts:
         np.testing.assert_allclose(context.weights, 1 / 5)
     (short,) = read_contexts(data, letters, "next-token", 100)
     assert short.window.tolist() == ids.tolist() and short.length == 16
@@ -82,9 +82,9 @@ def test_an_answer_is_asked_from_the_token_before_each_of_its_own(tmp_path, lett
 def test_spans_are_read_in_characters(tmp_path, letters):
     spans = [[0, 2, "first"], [2, 5, "second"], [5, 7, "first"]]
     data = lines(tmp_path, {"text": "abcdefg", "spans": spans}, {"text": "ab"})
-    found, bare = read_contexts(data, letters, "next-token", 10)
+    context, bare = read_contexts(data, letters, "next-token", 10)
     # The last token is a target only.
-    assert [(span.name, span.positions.tolist()) for span in found.spans] == [
+    assert [(span.name, span.positions.tolist()) for span in context.spans] == [
         ("first", [0, 1]),
         ("second", [2, 3, 4]),
         ("first", [5]),
@@ -94,10 +94,10 @@ def test_spans_are_read_in_characters(tmp_path, letters):
 
 def test_a_span_is_not_called_as_what_is_in_no_part(tmp_path, letters):
     spans = [[0, 2, "the rest"], [2, 4, "the rest (span)"], [4, 5, "answer"], [5, 7, "question"]]
-    (found,) = read_contexts(
+    (context,) = read_contexts(
         lines(tmp_path, {"text": "abcdefg", "spans": spans}), letters, "next-token", 10
     )
-    names = [span.name for span in found.spans]
+    names = [span.name for span in context.spans]
     assert names == ["the rest (span) (span)", "the rest (span)", "answer (span)", "question"]
 
 
@@ -115,12 +115,12 @@ def marked(words):
 def test_words_of_several_characters_and_a_mark_before_the_text(tmp_path):
     text = {"prompt": "red sky is", "answer": " blue sky", "spans": [[0, 4, "a"], [4, 9, "b"]]}
     data = lines(tmp_path, text)
-    (found,) = read_contexts(data, model_with(marked(WORDS)), "answer", 10)
-    assert found.window.tolist() == [0, 3, 6, 4, 5, 6]
-    assert found.tokens == ("<s>", "red", " sky", " is", " blue")
-    assert found.weights.tolist() == [0, 0, 0, 0.5, 0.5]
+    (context,) = read_contexts(data, model_with(marked(WORDS)), "answer", 10)
+    assert context.window.tolist() == [0, 3, 6, 4, 5, 6]
+    assert context.tokens == ("<s>", "red", " sky", " is", " blue")
+    assert context.weights.tolist() == [0, 0, 0, 0.5, 0.5]
     # "is" ends at character 9: its last character is not of the span.
-    assert [span.positions.tolist() for span in found.spans] == [[1], [2]]
+    assert [span.positions.tolist() for span in context.spans] == [[1], [2]]
 
 
 def test_tokens_of_parts_of_a_character_spell_the_text_once(tmp_path):
@@ -130,9 +130,9 @@ def test_tokens_of_parts_of_a_character_spell_the_text_once(tmp_path):
         add_prefix_space=False
     )
     data = lines(tmp_path, {"text": "é a€b", "spans": [[3, 4, "euro"]]})
-    (found,) = read_contexts(data, model_with(tokenizer), "next-token", 10)
-    assert len(found.tokens) == 2 + 1 + 1 + 3 and "".join(found.tokens) == "é a€"
-    assert found.spans[0].positions.tolist() == [4, 5, 6]
+    (context,) = read_contexts(data, model_with(tokenizer), "next-token", 10)
+    assert len(context.tokens) == 2 + 1 + 1 + 3 and "".join(context.tokens) == "é a€"
+    assert context.spans[0].positions.tolist() == [4, 5, 6]
 
 
 def test_a_line_ends_where_json_lines_do(tmp_path, letters):
@@ -279,11 +279,11 @@ def test_documents_are_parts_of_the_context_and_the_answer_follows(tmp_path):
     }
     # Without an answer the prompt alone comes back, to be answered.
     assert isinstance(second, PromptOnly) and second.length == 11
-    found = second.answered(np.array([3, 5]), model.tokenizer, "margin")
-    assert [WORDS[number] for number in found.window[-3:]] == [":", "red", "blue"]
-    np.testing.assert_allclose(found.weights, [*[0] * 10, 0.5, 0.5])
-    assert found.tokens[-2:] == (":", "red") and found.length == 12
-    assert [span.positions.tolist() for span in found.spans] == [[1, 2, 3], [4, 5], [8]]
+    context = second.with_answer(np.array([3, 5]), model.tokenizer, "margin")
+    assert [WORDS[number] for number in context.window[-3:]] == [":", "red", "blue"]
+    np.testing.assert_allclose(context.weights, [*[0] * 10, 0.5, 0.5])
+    assert context.tokens[-2:] == (":", "red") and context.length == 12
+    assert [span.positions.tolist() for span in context.spans] == [[1, 2, 3], [4, 5], [8]]
     plain = read_contexts(data, model, "next-token", 20)[1]
     assert plain.window.tolist() == second.encoded.ids.tolist()
     data = lines(tmp_path, {"documents": documents, "question": "sky"})
@@ -293,7 +293,7 @@ def test_documents_are_parts_of_the_context_and_the_answer_follows(tmp_path):
 
 def test_an_answer_of_no_ids_is_none():
     with pytest.raises(ValueError, match="answer: got no ids, expected at least one.*ended at"):
-        unanswered(RenderedPrompt("abc")).answered(np.zeros(0, int))
+        tokenize_prompt(RenderedPrompt("abc")).with_answer(np.zeros(0, int))
 
 
 def test_marks_of_an_end_do_not_stand_before_an_answer(tmp_path):
@@ -301,10 +301,13 @@ def test_marks_of_an_end_do_not_stand_before_an_answer(tmp_path):
     made.post_processor = TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
         single="<s> $A <s>", special_tokens=[("<s>", 0)]
     )
-    assert unanswered(RenderedPrompt("red sky"), made).encoded.ids.tolist() == [0, 3, 6]
-    assert unanswered(RenderedPrompt("red sky", marked=True), made).encoded.ids.tolist() == [3, 6]
-    found = context_of(RenderedPrompt("red sky", marked=True), " is", made)
-    assert found.window.tolist() == [3, 6, 4] and found.tokens == ("red", " sky")
+    assert tokenize_prompt(RenderedPrompt("red sky"), made).encoded.ids.tolist() == [0, 3, 6]
+    assert tokenize_prompt(RenderedPrompt("red sky", marked=True), made).encoded.ids.tolist() == [
+        3,
+        6,
+    ]
+    context = tokenize_context(RenderedPrompt("red sky", marked=True), " is", made)
+    assert context.window.tolist() == [3, 6, 4] and context.tokens == ("red", " sky")
 
 
 def test_documents_of_a_folder_of_a_file_and_of_lines(tmp_path):
@@ -322,8 +325,8 @@ def test_documents_of_a_folder_of_a_file_and_of_lines(tmp_path):
         (folder / "answer" / name).write_text("{}")
     (folder / "c.txt").write_text(" \n")
     with pytest.warns(UserWarning, match="^documents: .*folder has empty files, left out: c.txt.$"):
-        found = read_documents(folder)
-    assert found == (
+        documents = read_documents(folder)
+    assert documents == (
         Document("a", "Text of a.txt.", "a"),
         Document("b", "Text of b.md.", "b"),
         Document("inside/a", "Inside a.rst.", "inside/a (document 3)"),
@@ -463,29 +466,31 @@ def test_a_foil_that_no_loss_reads_is_refused(tmp_path, letters):
     answered = lines(tmp_path, {"prompt": "abc", "answer": "de", "foil": "k"})
     with pytest.raises(ValueError, match=f"line 1: {message}"):
         read_prompts(answered, letters, "answer", 9)
-    asked = lines(tmp_path, {"prompt": "ab", "foil": "k"})
+    data = lines(tmp_path, {"prompt": "ab", "foil": "k"})
     with pytest.raises(ValueError, match=f"line 1, foil: {message}"):
-        read_prompts(asked, letters, "answer", 9)
+        read_prompts(data, letters, "answer", 9)
     with pytest.raises(ValueError, match="foil: got the foil '5', expected none"):
-        unanswered(RenderedPrompt("2+2="), foil="5").answered(np.array([52]))
+        tokenize_prompt(RenderedPrompt("2+2="), foil="5").with_answer(np.array([52]))
 
 
 def test_a_foil_that_cuts_the_prompt_elsewhere_is_refused():
     made = marked(["<s>", "a", "ab", "abc", "d"])
-    laid = RenderedPrompt("d ab", ((0, 1, "first"),))
-    found = context_of(laid, " a", made, loss="contrast", foil=" d")
-    assert found.window.tolist() == [0, 4, 2, 1] and found.spans[0].positions.tolist() == [1]
+    prompt = RenderedPrompt("d ab", ((0, 1, "first"),))
+    context = tokenize_context(prompt, " a", made, loss="contrast", foil=" d")
+    assert context.window.tolist() == [0, 4, 2, 1] and context.spans[0].positions.tolist() == [1]
     with pytest.raises(ValueError, match="a prompt whose last token differs before the answer"):
-        context_of(laid, "c", made, loss="contrast", foil=" d")
+        tokenize_context(prompt, "c", made, loss="contrast", foil=" d")
     with pytest.raises(ValueError, match="foil: got the answer's own ids"):
-        context_of(laid, " d", made, loss="contrast", foil=" d")
+        tokenize_context(prompt, " d", made, loss="contrast", foil=" d")
 
 
 def test_a_models_own_answer_beside_a_foil():
-    found = unanswered(RenderedPrompt("2+2="), foil="5").answered(np.array([52]), loss="contrast")
-    assert bytes(found.window.tolist()) == b"2+2=4" and found.weights.tolist() == [0, 0, 0, 1]
-    assert found.contrast is not None
-    assert bytes(found.contrast.answer.tolist() + found.contrast.foil.tolist()) == b"45"
+    context = tokenize_prompt(RenderedPrompt("2+2="), foil="5").with_answer(
+        np.array([52]), loss="contrast"
+    )
+    assert bytes(context.window.tolist()) == b"2+2=4" and context.weights.tolist() == [0, 0, 0, 1]
+    assert context.contrast is not None
+    assert bytes(context.contrast.answer.tolist() + context.contrast.foil.tolist()) == b"45"
 
 
 def test_a_text_that_no_model_reads_is_refused_at_once(tmp_path, monkeypatch, letters):
@@ -542,10 +547,10 @@ def test_a_context_that_is_too_long_is_told_by_its_documents(tmp_path, letters):
 def test_white_space_at_the_end_of_an_answer_is_taken_off_or_said(tmp_path, letters):
     """As `ask` does; behind a prompt it may be meant."""
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
-    asked = {"documents": [{"text": "abc"}], "question": "de"}
+    entry = {"documents": [{"text": "abc"}], "question": "de"}
     chat = {"messages": [{"role": "user", "content": "abc"}]}
     ends = {"answer": " fg \n", "foil": "h\t"}
-    data = lines(tmp_path, {**asked, **ends}, {**chat, **ends})
+    data = lines(tmp_path, {**entry, **ends}, {**chat, **ends})
     first, second = prompt_files.read_lines(data, template)
     assert (first.answer, first.foil) == (" fg", " h")
     assert (second.answer, second.foil) == ("fg", "h")
@@ -553,8 +558,8 @@ def test_white_space_at_the_end_of_an_answer_is_taken_off_or_said(tmp_path, lett
     data = lines(tmp_path, {"prompt": "abc", "answer": " d"}, *prompts)
     said = r"data.jsonl, line 3: the answer or foil ends in white space, .* as in 1 more\. Take it"
     with pytest.warns(UserWarning, match=said):
-        _, found, other = prompt_files.read_lines(data)
-    assert found.answer == "d " and other.foil == "e\n", "they are read as they are given"
+        _, line, other = prompt_files.read_lines(data)
+    assert line.answer == "d " and other.foil == "e\n", "they are read as they are given"
 
 
 def test_an_answer_to_a_question_is_stripped_however_it_is_asked():

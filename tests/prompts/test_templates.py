@@ -16,9 +16,9 @@ def options(folder, **entries):
 
 
 def template_of(path, header=None):
-    found = find_chat_template(path, header or {})
-    assert found is not None
-    return found
+    template = find_chat_template(path, header or {})
+    assert template is not None
+    return template
 
 
 def test_a_folders_template_and_its_marks(tmp_path):
@@ -30,13 +30,13 @@ def test_a_folders_template_and_its_marks(tmp_path):
         "model_max_length": 3,
     }
     options(tmp_path, chat_template="own", **marks)
-    found = template_of(tmp_path)
-    assert found.source == "own" and found.marks == {"bos_token": "<s>", "eos_token": "</s>"}
+    template = template_of(tmp_path)
+    assert template.source == "own" and template.marks == {"bos_token": "<s>", "eos_token": "</s>"}
     options(tmp_path, chat_template=other, **marks)
     assert template_of(tmp_path).source == "yes"
     (tmp_path / "chat_template.jinja").write_text(CHATML)
-    found = template_of(tmp_path)
-    assert found.source == CHATML and found.marks["bos_token"] == "<s>"
+    template = template_of(tmp_path)
+    assert template.source == CHATML and template.marks["bos_token"] == "<s>"
 
 
 def write(file, template=None):
@@ -58,9 +58,9 @@ def with_header(file):
 
 
 def test_a_gguf_files_own_template_goes_first(tmp_path):
-    found = template_of(*with_header(write(tmp_path / "own.gguf", "own")))
-    assert found.source == "own"
-    assert found.marks == {"bos_token": "<start>", "eos_token": "<end>"}
+    template = template_of(*with_header(write(tmp_path / "own.gguf", "own")))
+    assert template.source == "own"
+    assert template.marks == {"bos_token": "<start>", "eos_token": "<end>"}
     file = write(tmp_path / "none.gguf")
     assert find_chat_template(*with_header(file)) is None
     options(tmp_path, chat_template="the folder's")

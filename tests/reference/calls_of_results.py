@@ -429,8 +429,10 @@ OF_RESULTS = {
         {"question": "Who?", "answer": "She"},
         accepts={"answer": "none"},
     ),
-    "context_of": Call(prompts.context_of, {"prompt": RenderedPrompt("ab"), "answer": "c"}),
-    "unanswered": Call(prompts.unanswered, {"prompt": RenderedPrompt("ab")}),
+    "tokenize_context": Call(
+        prompts.tokenize_context, {"prompt": RenderedPrompt("ab"), "answer": "c"}
+    ),
+    "tokenize_prompt": Call(prompts.tokenize_prompt, {"prompt": RenderedPrompt("ab")}),
     "loss.contrast_loss": Call(
         loss.contrast_loss,
         {
@@ -449,8 +451,10 @@ OF_RESULTS = {
         {"documents": 3, "orders": 4, "seed": 0},
         accepts={"seed": "anything"},
     ),
-    "shuffled": Call(
-        lambda line: prompts.shuffled(line, SQUARE, None, "answer", 60).shares([np.ones(53)] * 3),
+    "shuffle_documents": Call(
+        lambda line: prompts.shuffle_documents(line, SQUARE, None, "answer", 60).shares(
+            [np.ones(53)] * 3
+        ),
         {"line": LINE},
     ),
     "two_way_shares": Call(

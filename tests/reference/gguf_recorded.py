@@ -185,7 +185,7 @@ def stated(case):
 
     rope = config.get("rope_parameters", {})
     kind = "layer_norm_epsilon" if "rms_norm_eps" not in config else "layer_norm_rms_epsilon"
-    own = {
+    file_options = {
         "embedding_length": get("hidden_size", "n_embd"), f"attention.{kind}": ETA,
         "block_count": get("num_hidden_layers", "n_layer"), "vocab_size": config["vocab_size"],
         "attention.head_count": get("num_attention_heads", "n_head"),
@@ -193,12 +193,14 @@ def stated(case):
         "context_length": get("max_position_embeddings", "n_positions"),
     }  # fmt: skip
     if "num_key_value_heads" in config:
-        own["attention.head_count_kv"] = config["num_key_value_heads"]
+        file_options["attention.head_count_kv"] = config["num_key_value_heads"]
     if "head_dim" in config:
-        own |= dict.fromkeys(("attention.key_length", "attention.value_length"), config["head_dim"])
+        file_options |= dict.fromkeys(
+            ("attention.key_length", "attention.value_length"), config["head_dim"]
+        )
     if rope:
-        own["rope.freq_base"] = rope.get(FULL, rope)["rope_theta"]
-    return own | options
+        file_options["rope.freq_base"] = rope.get(FULL, rope)["rope_theta"]
+    return file_options | options
 
 
 def queries_keys_values(array, heads):
@@ -242,14 +244,14 @@ def converted_tensor(architecture, config, name, array, absorbed):
 
 def stacked_experts(arrays):
     """Tensors of one expert each as one tensor of all, whatever their order."""
-    found = {}
+    stacked = {}
     stacks = {}
     for name, array in arrays.items():
         if match := re.fullmatch(r"(.+\.experts)\.(\d+)\.(.+)", name):
             stacks.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = array
         else:
-            found[name] = array
-    return found | {
+            stacked[name] = array
+    return stacked | {
         name: np.stack([stack[number] for number in range(len(stack))])
         for name, stack in stacks.items()
     }

@@ -34,7 +34,7 @@ def made_arm(seed, *, stages=STAGES, seconds=0.01, operations=1000, after=0.0, e
         }
         for index in range(SEEDS)
     ]
-    found = {
+    arm = {
         "steps": [EVERY * stage for stage in range(stages + 1)],
         "seconds_per_step": seconds,
         "operations": operations,
@@ -53,7 +53,7 @@ def made_arm(seed, *, stages=STAGES, seconds=0.01, operations=1000, after=0.0, e
         "evidence": rng.uniform(0.1, 0.5, SEEDS).tolist(),
         "hops": rng.dirichlet(np.ones(3), SEEDS).tolist(),
     }
-    return found | (looked if explained else {})
+    return arm | (looked if explained else {})
 
 
 def made_predictions(more=0.0):
@@ -154,14 +154,14 @@ TRIED = (
 
 def made_measures(shift):
     """Each attribution's measures: the later in the table, the larger its drops."""
-    found = {}
+    measures = {}
     for row, name in enumerate(COSTS):
         drops = {
             f"top-{count} drop": 1 + shift + count + 0.1 * row for count in [1, 3, 5][: 3 - shift]
         }
         values = drops | {"datamodeling score": 0.5 - 0.02 * row}
-        found[name] = {measure: _interval(value, 0.04) for measure, value in values.items()}
-    return found
+        measures[name] = {measure: _interval(value, 0.04) for measure, value in values.items()}
+    return measures
 
 
 def made_leads():

@@ -5,7 +5,7 @@ import numpy as np
 from lim_jax.attribution.method import scores_by_token
 from lim_jax.attribution.methods import mask_gradient
 from lim_jax.attribution.segments import answer_segments, context_segments
-from lim_jax.prompts.contexts import context_of
+from lim_jax.prompts.contexts import tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.report.sources import sources_page
 
@@ -23,7 +23,7 @@ def made_context():
         spans.append((len(text), len(text) + len(document), f"<i>{number}</i>"))
         text += document + "|"
     spans.append((len(text), len(text) + len(QUESTION), "question"))
-    context = context_of(RenderedPrompt(text + QUESTION, tuple(spans)), ANSWER, loss="margin")
+    context = tokenize_context(RenderedPrompt(text + QUESTION, tuple(spans)), ANSWER, loss="margin")
     # Whole tokens that are no markup either: one of no document, one of the third.
     tokens = list(context.tokens)
     spans = list(context.spans)

@@ -128,8 +128,8 @@ def test_tokens_are_readable_on_light_on_dark_and_on_paper(opened, media, scheme
     assert least < 0.05 if dark else least > 0.9
     # Charts take the page's colours.
     for text in ("label", "title"):
-        found = f"document.querySelector('#heads .role-axis-{text} text')"
-        ink = opened.value(f"getComputedStyle({found}).fill")
+        element = f"document.querySelector('#heads .role-axis-{text} text')"
+        ink = opened.value(f"getComputedStyle({element}).fill")
         assert (np.mean([int(one) for one in re.findall(r"\d+", ink)]) > 128) == dark
     opened.call("Emulation.setEmulatedMedia", media="", features=[])
 
@@ -160,7 +160,7 @@ def test_one_context_of_many_decades_is_drawn_on_a_logarithmic_scale(tmp_path):
     alone = lim.Influence.from_energies(energies, pages.influence().regions)
     with browser() as tab:
         show(tab, pages.written(tmp_path, without_queries=alone))
-        assert [found for one in COMPLAINTS for found in tab.named(one)] == []
+        assert [found for complaint in COMPLAINTS for found in tab.named(complaint)] == []
         labels = tab.value(LABELS.format("profile-1"))
         assert {"0.01", "0.1", "1"} <= set(labels)
         tab.point_at("#profile-1 .mark-rect:last-of-type path", 2)

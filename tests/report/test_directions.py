@@ -8,7 +8,7 @@ from reference.pages import Read
 
 from lim_jax.attribution.method import scores_by_token
 from lim_jax.attribution.segments import answer_segments, document_segments
-from lim_jax.prompts import Document, context_of, document_prompt
+from lim_jax.prompts import Document, document_prompt, tokenize_context
 from lim_jax.report.page import write_comparison, write_page
 from lim_jax.report.sources import sources_page
 
@@ -23,8 +23,8 @@ NAME = "تقرير"
 
 def answer(cut=False):
     """The page of an answer, where titles have the largest scores of all."""
-    laid = document_prompt(DOCUMENTS, "متى؟")
-    context = context_of(laid, " نعم. يوم الجمعة.", loss="margin")._replace(cut=cut)
+    prompt = document_prompt(DOCUMENTS, "متى؟")
+    context = tokenize_context(prompt, " نعم. يوم الجمعة.", loss="margin")._replace(cut=cut)
     parts = answer_segments(context)
     drawn = np.random.default_rng(0).normal(size=(len(parts), context.length))
     for span in context.spans[:3]:
@@ -47,20 +47,20 @@ def test_a_title_stands_once_and_is_no_sentence_of_its_document():
     page = Read(answer())
     for article, document in zip(page.all("article"), DOCUMENTS, strict=True):
         titles = [one for one in article["inside"] if "title" in one.get("class", "").split()]
-        assert [one["inner"] for one in titles] == [f"{document.title}\n"]
+        assert [title["inner"] for title in titles] == [f"{document.title}\n"]
         whole = "".join(one["inner"] for one in article["inside"] if one.get("class") == "t")
         assert whole == f"{document.title}\n{document.text}"
         assert article["inner"].count(document.title) == 1 + document.text.count(document.title)
-    headings = [" ".join(one["inner"].split()) for one in page.all("h3")]
+    headings = [" ".join(heading["inner"].split()) for heading in page.all("h3")]
     assert headings == ["السوق", "The harbour (document 2)", "The harbour (document 3)"]
-    segments = document_segments(context_of(document_prompt(DOCUMENTS, "Who?"), " I"))
-    assert [one.text for one in segments if one.is_title] == [
+    segments = document_segments(tokenize_context(document_prompt(DOCUMENTS, "Who?"), " I"))
+    assert [segment.text for segment in segments if segment.is_title] == [
         f"{document.title}\n" for document in DOCUMENTS
     ]
 
 
 def test_an_answer_that_was_cut_ends_in_three_dots():
-    assert [one["text"] for one in Read(answer(cut=True)).all("span", "dots")] == [".."]
+    assert [element["text"] for element in Read(answer(cut=True)).all("span", "dots")] == [".."]
     assert Read(answer()).all("span", "dots") == []
 
 

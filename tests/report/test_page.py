@@ -49,26 +49,31 @@ def test_nothing_is_loaded_from_anywhere(path, read):
     }
     ours = path.read_text(encoding="utf-8").replace(page_module.vl_convert.javascript_bundle(), "")
     addresses = set(re.findall(r"https?://[\w./-]+", ours))
-    assert all(one.startswith("https://vega.github.io/schema/") for one in addresses)  # a name
+    assert all(
+        address.startswith("https://vega.github.io/schema/") for address in addresses
+    )  # a name
 
 
 def test_tokens_stand_in_the_text_as_text(read):
     shown = [token["text"] for token in read.all("span", "token")]
     first = [pages.SCRIPT, " the", "&amp;", "⏎\n", "··", "⟨00⟩", "'\"", "é", pages.IMAGE]
     assert shown == [*first, "</script>", "{{ 7 * 7 }}", " end.⏎\n"]
-    assert [one["text"].strip() for one in read.all("span", "after")] == ["→ \ufffd", "→ so"]
+    assert [element["text"].strip() for element in read.all("span", "after")] == [
+        "→ \ufffd",
+        "→ so",
+    ]
     assert len(read.all("script")) == 5 and read.all("img") == []  # two of code, three of data
     assert read.all("title")[0]["text"] == read.all("h1")[0]["text"] == pages.TITLE
 
 
 def test_it_says_of_how_many_contexts_the_first_are_shown(read):
-    terms, values = ([one["text"] for one in read.all(tag)] for tag in ("dt", "dd"))
+    terms, values = ([element["text"] for element in read.all(tag)] for tag in ("dt", "dd"))
     facts = dict(zip(terms, values, strict=False))
     assert facts["contexts shown"] == "first 2 of 12 measured"
     assert facts["measured at"] == "the states after layer 1"
-    called = [one["text"] for one in read.all("summary")][:2]
+    called = [element["text"] for element in read.all("summary")][:2]
     assert called == [f"{pages.NAMES[0]}: 9 tokens", f"{pages.NAMES[1]}: 3 tokens"]
-    assert pages.NAMES[0] in [one["text"] for one in read.all("h3")]
+    assert pages.NAMES[0] in [heading["text"] for heading in read.all("h3")]
     assert "Context 1" not in json.dumps(read.elements) and "mean loss" not in facts
 
 
@@ -93,7 +98,7 @@ def test_tokens_of_one_character_are_one_with_their_influence_together(tmp_path)
     shown = [token["text"] for token in read.all("span", "token")]
     assert shown == ["a", "\U0001f426", "b", "\ufffd"] and "∅" not in page.split("<script")[0]
     fields = read.json("fields")
-    told = [dict(zip(fields, one, strict=True)) for one in read.json("records")[0]]
+    told = [dict(zip(fields, record, strict=True)) for record in read.json("records")[0]]
     assert [one["place"] for one in told] == [
         "1 of 6, left",
         "2 to 4 of 6, left",
@@ -102,11 +107,11 @@ def test_tokens_of_one_character_are_one_with_their_influence_together(tmp_path)
     ]
     assert [one["part"] for one in told] == ["4.17 %", "37.5 %", "25 %", "33.3 %"]
     assert [one["density"] for one in told] == ["0.25", "0.75", "1.5", "2"]
-    bird, rest = (one["text"] for one in read.all("span", "most"))
+    bird, rest = (element["text"] for element in read.all("span", "most"))
     assert bird == "in 67 % of the tokens; most in “\U0001f426” 90 %, “a” 10 %"
     assert rest == "in 33 % of the tokens; most in “\ufffd” 57 %, “b” 43 %"
-    assert [one["text"] for one in read.all("span", "share")] == ["42 %", "58 %"]
-    assert [one["text"] for one in read.all("p", "answer")] == ["b"]
+    assert [element["text"] for element in read.all("span", "share")] == ["42 %", "58 %"]
+    assert [element["text"] for element in read.all("p", "answer")] == ["b"]
     assert "over contexts" not in page, "of one there is nothing else to be told"
 
 
@@ -146,15 +151,15 @@ def test_a_cards_numbers_are_those_of_the_result(read):
 def test_shades_grow_with_the_density_on_one_scale_for_all_contexts(read):
     densities = np.concatenate([one.energy / one.energy.mean() for one in pages.accounts()])
     classes = [token["class"] for token in read.all("span", "token")]
-    found = np.array([int(re.search(r"shade-(\d)", one).group(1)) for one in classes])  # pyright: ignore
+    shades = np.array([int(re.search(r"shade-(\d)", one).group(1)) for one in classes])  # pyright: ignore
     order = np.argsort(densities)
-    assert (np.diff(found[order]) >= 0).all() and found[order[-1]] == 9 and found[order[0]] == 0
-    edges = [one["text"] for one in read.all("span", "edge")][:11]
+    assert (np.diff(shades[order]) >= 0).all() and shades[order[-1]] == 9 and shades[order[0]] == 0
+    edges = [element["text"] for element in read.all("span", "edge")][:11]
     least = densities[densities > 0].min()
     greatest = densities.max()
     assert edges[0] == f"{least:.2g}" and edges[-1] == f"{greatest:.2g}"  # two decades at least
     steps = np.log(densities[densities > 0] / least) / np.log(greatest / least)
-    np.testing.assert_array_equal(found[densities > 0], np.minimum(9, np.floor(10 * steps + 1e-9)))
+    np.testing.assert_array_equal(shades[densities > 0], np.minimum(9, np.floor(10 * steps + 1e-9)))
 
 
 def test_regions_and_queries_are_marked_in_the_text(read):
@@ -173,13 +178,13 @@ def rows(read, chart, column):
 
 def test_charts_hold_the_profile_with_its_errors_and_regions(read):
     for name, left_out in (("profile-0", []), ("profile-1", [8])):
-        found = pages.influence(left_out)
+        influence = pages.influence(left_out)
         profile = rows(read, name, "error")
         averages = rows(read, name, "average")
         kept = slice(0, 9 - len(left_out))
         columns = {key: np.array([row[key] for row in profile]) for key in profile[0]}
-        density = np.asarray(found.density)[kept]
-        error = np.asarray(found.density_error)[kept]
+        density = np.asarray(influence.density)[kept]
+        error = np.asarray(influence.density_error)[kept]
         for key, values in {
             "p": np.arange(1, 10)[kept] / 9,
             "m": density,
@@ -191,28 +196,28 @@ def test_charts_hold_the_profile_with_its_errors_and_regions(read):
         shown = [(row["region"], row["from"], row["to"]) for row in averages]
         assert shown == [("left", 0, 0.25), ("middle", 0.25, 0.75), ("right", 0.75, 1)]
         np.testing.assert_allclose(
-            [row["average"] for row in averages], found.regional_averages, rtol=1e-4
+            [row["average"] for row in averages], influence.regional_averages, rtol=1e-4
         )
 
 
 def test_charts_hold_the_heads_and_the_density_at_every_depth(read):
-    given = pages.accounts()
-    standing = [one.by_depth[pages.DEPTH : -1].mean(axis=1) for one in given]
-    parts = [one.heads / of[:, None] for one, of in zip(given, standing, strict=True)]
+    accounts = pages.accounts()
+    standing = [account.by_depth[pages.DEPTH : -1].mean(axis=1) for account in accounts]
+    parts = [one.heads / of[:, None] for one, of in zip(accounts, standing, strict=True)]
     expected = 100 * (parts[0] + parts[1]) / 2
     cells = rows(read, "heads", "share")
     for row in cells:
         assert row["share"] == f"{expected[row['layer'] - pages.DEPTH, row['head']]:.3g} %"
     assert len(cells) == expected.size
     # Three tokens of the longer context to a cell.
-    thirds = given[0].by_depth.reshape(pages.LAYERS + 1, 3, 3).mean(axis=2)
-    energy = (thirds + given[1].by_depth) / 2
+    thirds = accounts[0].by_depth.reshape(pages.LAYERS + 1, 3, 3).mean(axis=2)
+    energy = (thirds + accounts[1].by_depth) / 2
     density = energy / energy.mean(axis=1, keepdims=True)
-    found = np.zeros_like(density)
+    drawn = np.zeros_like(density)
     for row in rows(read, "depths", "m"):
         np.testing.assert_allclose(row["to"] - row["from"], 1 / 3, rtol=1e-4)
-        found[row["depth"], round(3 * row["from"])] = row["m"]
-    np.testing.assert_allclose(found, density, rtol=1e-4)
+        drawn[row["depth"], round(3 * row["from"])] = row["m"]
+    np.testing.assert_allclose(drawn, density, rtol=1e-4)
 
 
 def test_bars_hold_each_regions_shares(read):
@@ -226,28 +231,30 @@ def test_bars_hold_each_regions_shares(read):
             regions = np.stack([left, 1 - left - left[::-1], left[::-1]])
             sums = sums + regions @ parts.T / parts.shape[1]
         expected = (sums / sums.sum(axis=1, keepdims=True)).ravel()
-        found = rows(read, name, "share")
-        np.testing.assert_allclose([row["share"] for row in found], expected, rtol=1e-4)
-        assert [row["region"] for row in found[:: len(found) // 3]] == ["left", "middle", "right"]
+        shares = rows(read, name, "share")
+        np.testing.assert_allclose([row["share"] for row in shares], expected, rtol=1e-4)
+        assert [row["region"] for row in shares[:: len(shares) // 3]] == ["left", "middle", "right"]
 
 
 def test_certificates_are_said_in_words(read):
     kinds = [article["class"].split()[1] for article in read.all("article")]
     assert kinds == ["held", "failed", "vacuous"]
-    sayings = [wording.certificate_words(one) for one in pages.CERTIFICATES]
+    sayings = [wording.certificate_words(certificate) for certificate in pages.CERTIFICATES]
     (folded,) = read.all("details", "hopeless")
-    assert [one["text"] for one in read.all("summary")][-2] == "1 of 3 cannot decide here: third"
+    assert [element["text"] for element in read.all("summary")][
+        -2
+    ] == "1 of 3 cannot decide here: third"
     assert "it follows: the left is above" in sayings[0]["saying"] and sayings[0]["concluded"]
     assert "nothing follows" in sayings[1]["saying"] and not sayings[1]["concluded"]
     assert "A < B whatever the middle is" in sayings[2]["saying"]
     assert sayings[2]["concluded"]  # nothing was to be concluded
     assert sayings[0]["lines"] == [("x > 0", "2.5", True), ("A > B", "3 against 1", True)]
-    shown = " ".join(one["text"] for one in read.all("p"))
-    assert all(one["saying"] in shown for one in sayings)
+    shown = " ".join(element["text"] for element in read.all("p"))
+    assert all(saying["saying"] in shown for saying in sayings)
 
 
 def test_the_gap_is_judged_at_two_errors(read):
-    texts = [one["text"] for one in read.all("p")]
+    texts = [element["text"] for element in read.all("p")]
     assert sum(text.startswith("Lost in the middle") for text in texts) == 2
     assert sum("Lost in the middle" in text for text in texts) == 3  # and the page begins with it
     regions = pages.influence().regions
@@ -268,7 +275,7 @@ def test_the_gap_is_judged_at_two_errors(read):
 
 
 def test_it_begins_with_what_was_found_with_errors(read):
-    first, second = (one["text"] for one in read.all("p", "finding"))
+    first, second = (element["text"] for element in read.all("p", "finding"))
     assert first == (
         "“<b>first</b>” (2 different texts) holds 50 % ± 10 % of the influence in 38 % of the "
         "tokens, “last” 25 %."
@@ -289,21 +296,21 @@ def test_named_parts_are_blocks_with_their_shares_and_tokens(read):
     account = pages.accounts()[0]
     shares = account.energy / account.energy.sum()
     blocks = read.all("li", "block")
-    names = [one["text"] for one in read.all("strong")][: len(blocks)]
+    names = [element["text"] for element in read.all("strong")][: len(blocks)]
     assert names == ["<b>first</b>", "last", "the rest, in no part"]
     assert ["rest" in block["class"].split() for block in blocks] == [False, False, True]
     held = [0, 1, 2], [6, 7], [3, 4, 5, 8]
     for at, (positions, block) in enumerate(zip(held, blocks, strict=True)):
         held = shares[positions].sum()
-        own = shares[positions]
+        part_shares = shares[positions]
         share = read.all("span", "share")[at]["text"]
         assert share == (f"{100 * held:.0f} %" if held > 0.0095 else f"{100 * held:.1g} %")
         width = read.all("span", "fill")[at]["style"]
         assert width == f"width: {round(100 * held, 2)}%"
         said = read.all("span", "most")[at]["text"]
         assert said.startswith(f"in {100 * len(positions) / 9:.0f} % of the tokens; most in “")
-        first = positions[int(np.argmax(own))]
-        part = 100 * own.max() / own.sum()
+        first = positions[int(np.argmax(part_shares))]
+        part = 100 * part_shares.max() / part_shares.sum()
         shown = {3: "⏎", 4: "··"}.get(first, pages.TEXTS[0][first])
         assert f"“{shown}” {part:.0f} %" in said
         assert "shade-" in block["class"]
@@ -326,7 +333,7 @@ def test_named_parts_are_blocks_with_their_shares_and_tokens(read):
         "3",
         "“a” 7 %",
     ]
-    assert [one["text"] for one in read.all("span", "texts")] == ["2 different texts"]
+    assert [element["text"] for element in read.all("span", "texts")] == ["2 different texts"]
     with pytest.raises(ValueError, match=r"spans: got the places \[9\], expected .* 0 to 8"):
         beyond = pages.Span("x", np.array([9]))
         blocks_of(account, pages.TEXTS[0], [beyond], shades.choose_shades(np.asarray(shares)))
@@ -357,7 +364,7 @@ def test_a_call_from_python_measures_and_shows(tmp_path):
     shown = [token["text"] for token in read.all("span", "token")]
     assert "".join(shown) == "<b>a&bhello"
     densities = [
-        float(one[read.json("fields").index("density")]) for one in read.json("records")[1]
+        float(record[read.json("fields").index("density")]) for record in read.json("records")[1]
     ]
     gradient = jax.jit(lambda *context: jax.grad(model.loss)(*model.example(*context)))
     squares = (np.asarray(gradient(windows[1], asked[1])) ** 2).sum(axis=1)
@@ -398,7 +405,7 @@ def test_a_call_from_python_shows_every_context_from_the_depth_that_is_asked():
 
     states = jax.jit(lambda x: flow.trajectory(x, grid).states)(x)
     squares = (np.asarray(gradient(states[1])) ** 2).sum(axis=1)
-    densities = [float(one[position]) for one in records[0]]
+    densities = [float(record[position]) for record in records[0]]
     np.testing.assert_allclose(densities, squares / squares.mean(), rtol=1e-2)
 
 
@@ -461,7 +468,7 @@ def test_shades_are_ordered_for_every_eye_and_bear_readable_text(scale):
             pages.TEXTS[:1],
             r"texts: got windows of \[10\] ids, expected of \[10, 4\]",
         ),
-        (pages.accounts(), [one[1:] for one in pages.TEXTS], r"texts: got windows of \[9, 3\]"),
+        (pages.accounts(), [text[1:] for text in pages.TEXTS], r"texts: got windows of \[9, 3\]"),
         (
             [pages.accounts()[0], pages.accounts()[1]._replace(heads=np.ones((1, 2)))],
             pages.TEXTS,

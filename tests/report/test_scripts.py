@@ -9,7 +9,7 @@ from reference.scripts import ANSWER, DOCUMENTS, QUESTION, TEXTS, TOKENIZERS
 
 from lim_jax.attribution.method import scores_by_token
 from lim_jax.attribution.segments import DocumentParts, answer_segments, document_segments
-from lim_jax.prompts import context_of, document_prompt, named_documents
+from lim_jax.prompts import document_prompt, named_documents, tokenize_context
 from lim_jax.prompts.sentence_spans import sentences
 from lim_jax.report.sources import sources_page
 
@@ -22,8 +22,8 @@ ALTERING = ("unigrams", "unigrams over spaces", "pieces of words", "GGUF, qwen2"
 def asked(request):
     """The name of a tokenizer, and an answer with its documents as it reads them."""
     tokenizer = TOKENIZERS[request.param]()
-    laid = document_prompt(DOCUMENTS, QUESTION)
-    context = context_of(laid, f" {ANSWER}", tokenizer, loss="margin")
+    prompt = document_prompt(DOCUMENTS, QUESTION)
+    context = tokenize_context(prompt, f" {ANSWER}", tokenizer, loss="margin")
     return request.param, context, tokenizer
 
 
@@ -39,13 +39,13 @@ def test_the_pages_texts_are_the_documents(asked, parts):
     answer = answer_segments(context, tokenizer, parts)
     scores = scores_by_token(answer, [], np.zeros((len(answer), context.length)))
     page = Read(sources_page(scores, context, question=QUESTION, how="drawn"))
-    found = {}
+    articles = {}
     for article in page.all("article"):
         (heading,) = (one for one in article["inside"] if one["tag"] == "h3")
-        found[" ".join(heading["inner"].split())] = article
-    assert sorted(found) == sorted(" ".join(one.split()) for one in NAMES)
+        articles[" ".join(heading["inner"].split())] = article
+    assert sorted(articles) == sorted(" ".join(one.split()) for one in NAMES)
     for one, text, document in zip(NAMES, TEXTS, DOCUMENTS, strict=True):
-        article = found[" ".join(one.split())]
+        article = articles[" ".join(one.split())]
         assert "".join(shown(article, "t")) == text
         if name != "pairs over every edge":  # of which one may hold an end and a beginning
             title = f"{document.title}\n" * bool(document.title)
@@ -54,7 +54,7 @@ def test_the_pages_texts_are_the_documents(asked, parts):
             assert shown(article, "part") == [part for part in said if part]
             assert "".join(shown(article, "title")) == title
     if name not in ALTERING:
-        assert "".join(one["inner"] for one in page.all("span", "row")).strip() == ANSWER
+        assert "".join(row["inner"] for row in page.all("span", "row")).strip() == ANSWER
     # The answer's last token was not read, with which its last letter may end.
     rest = "".join(shown(page.all("details")[0], "t"))
     assert "\ufffd" not in rest.removesuffix("\ufffd")
@@ -66,7 +66,10 @@ def test_parts_of_documents_are_the_documents(asked, parts):
     _, context, _ = asked
     segments = document_segments(context, parts)
     for span, text in zip(context.spans, TEXTS, strict=False):
-        own = [one for one in segments if one.within == span.name]
-        assert "".join(one.text for one in own) == text == "".join(span.texts)
-        assert np.concatenate([one.positions for one in own]).tolist() == span.positions.tolist()
-        assert all(len(one.texts) == one.positions.size for one in own)
+        parts_of_document = [segment for segment in segments if segment.within == span.name]
+        assert "".join(one.text for one in parts_of_document) == text == "".join(span.texts)
+        assert (
+            np.concatenate([one.positions for one in parts_of_document]).tolist()
+            == span.positions.tolist()
+        )
+        assert all(len(one.texts) == one.positions.size for one in parts_of_document)

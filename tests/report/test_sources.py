@@ -8,7 +8,7 @@ from reference.sources import CONTEXT, SCRIPT, made_scores, written
 
 from lim_jax.attribution.method import scores_by_token
 from lim_jax.attribution.segments import answer_segments
-from lim_jax.prompts.contexts import context_of
+from lim_jax.prompts.contexts import tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.report.sources import sources_page
 
@@ -19,13 +19,13 @@ def test_the_data_are_the_scores_of_what_is_shown_and_texts_are_escaped(tmp_path
     by_token = scores.by_token
     assert by_token is not None
     data = page.json("data")
-    names = [one["inner"].strip() for one in page.all("h3")]
+    names = [heading["inner"].strip() for heading in page.all("h3")]
     gave = {
         f"<i>{number}</i>": by_token[:, CONTEXT.spans[number].positions].sum()
         for number in range(6)
     }
     assert names == sorted(gave, key=lambda name: -abs(gave[name])), "more than five"
-    sentences = [one["inner"] for one in page.all("span", "part")]
+    sentences = [part["inner"] for part in page.all("span", "part")]
     texts = {
         scores.parts[column].text: scores.by_part[:, column] for column in scores.documents.tolist()
     }
@@ -33,7 +33,7 @@ def test_the_data_are_the_scores_of_what_is_shown_and_texts_are_escaped(tmp_path
     for sentence, column in zip(sentences, np.transpose(data["parts"]), strict=True):
         np.testing.assert_allclose(column, texts[sentence], rtol=1e-3)
     steps = np.frombuffer(base64.b64decode(data["steps"]), np.int8).reshape(2, -1)
-    tokens = [one["inner"] for one in page.all("span", "t")]
+    tokens = [token["inner"] for token in page.all("span", "t")]
     assert steps.shape[1] == len(tokens) == CONTEXT.length - 1, "é is one, of two bytes"
     shown = steps * np.transpose([data["scales"]])
     whole = by_token.sum(axis=1)
@@ -52,8 +52,8 @@ def test_the_data_are_the_scores_of_what_is_shown_and_texts_are_escaped(tmp_path
 def test_four_thousand_tokens_by_fifty_are_below_two_megabytes():
     documents = tuple(f"Sentence {number} of a document." for number in range(150))
     text = " ".join(documents)
-    laid = RenderedPrompt(text, ((0, len(text), "long"),))
-    context = context_of(laid, " " + "a" * 49, loss="margin")
+    prompt = RenderedPrompt(text, ((0, len(text), "long"),))
+    context = tokenize_context(prompt, " " + "a" * 49, loss="margin")
     answer = answer_segments(context, None, "token")
     assert context.length > 4000 and len(answer) == 50
     drawn = np.random.default_rng(0).normal(size=(50, context.length))

@@ -28,7 +28,7 @@ class Tab:
         rows = len(self.scores.answer)
         steps = np.frombuffer(base64.b64decode(data["steps"]), np.int8).reshape(rows, -1)
         self.by_token = steps * np.transpose([data["scales"]])
-        self.sentences = [one["inner"] for one in page.all("span", "part")]
+        self.sentences = [part["inner"] for part in page.all("span", "part")]
         self.picks = [one.text for one in self.scores.answer]
         self.by_sentence = np.array(data["parts"])
 
@@ -163,5 +163,5 @@ def test_a_page_of_sources_loads_and_logs_nothing_else(tab):
     """The last of the tests: of all that was done above."""
     requests = [sent["request"]["url"] for sent in tab.tab.named("Network.requestWillBeSent")]
     assert len(requests) == 1 and requests[0].startswith("file:")
-    assert [found for one in COMPLAINTS for found in tab.tab.named(one)] == []
+    assert [found for complaint in COMPLAINTS for found in tab.tab.named(complaint)] == []
     assert tab.value("document.title") == QUESTION

@@ -27,10 +27,10 @@ from lim_jax.limits.rows import Row
 from lim_jax.results import load, save, to_pandas, to_xarray
 
 
-def assert_same(found, expected):
+def assert_same(copy, expected):
     """The same pytree, to the last bit and in the same precision; NaN is NaN."""
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    assert jax.tree.structure(copy) == jax.tree.structure(expected)
+    for ours, theirs in zip(jax.tree.leaves(copy), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(ours, theirs)
         assert type(ours) is type(theirs)
         assert np.asarray(ours).dtype == np.asarray(theirs).dtype
@@ -58,11 +58,11 @@ def test_an_influence_comes_back_ready_to_be_merged(name, dtype, tmp_path):
     regions = lim.boundary_regions(make(dtype), delta, convention).without(left_out)
     expected = influence(regions, dtype=dtype)
     save(expected, tmp_path / "found.npz")
-    found = load(tmp_path / "found.npz")
-    assert_same(found, expected)
-    assert found.regions == regions and found.energy.dtype == dtype
-    assert found.regions.delta == Fraction(str(delta))  # exactly
-    both = found.merge(expected)
+    copy = load(tmp_path / "found.npz")
+    assert_same(copy, expected)
+    assert copy.regions == regions and copy.energy.dtype == dtype
+    assert copy.regions.delta == Fraction(str(delta))  # exactly
+    both = copy.merge(expected)
     assert float(both.count) == 10 and both.example_energies.shape == (10, regions.grid.size)
     np.testing.assert_allclose(both.energy, expected.energy, rtol=1e-6)
 
@@ -71,8 +71,8 @@ def test_rates_come_back_as_rates_and_are_laid_out_as_their_rows(tmp_path):
     rows = [Row("one, left", STUDY, 1.0), Row("two", STUDY, None, "no bound")]
     rates = Rates(rows)
     save({"rates": rates}, tmp_path / "found.npz")
-    found = load(str(tmp_path / "found.npz"))["rates"]
-    assert type(found) is Rates and found == rates and found.agree == rates.agree
+    copy = load(str(tmp_path / "found.npz"))["rates"]
+    assert type(copy) is Rates and copy == rates and copy.agree == rates.agree
     assert to_xarray(rates).identical(to_xarray(rows))
     assert to_pandas(rates, "study").equals(to_pandas(rows, "study"))
 

@@ -41,12 +41,12 @@ def flat(density, total, indices):
     return np.concatenate([density, [total], np.asarray(list(indices))])
 
 
-def differences(found):
-    return flat(found.density, found.total, found.indices)
+def differences(comparison):
+    return flat(comparison.density, comparison.total, comparison.indices)
 
 
-def errors(found):
-    return flat(found.density_error, found.total_error, found.index_errors)
+def errors(comparison):
+    return flat(comparison.density_error, comparison.total_error, comparison.index_errors)
 
 
 def influences(pair, keep_examples=True):
@@ -59,10 +59,10 @@ def influences(pair, keep_examples=True):
 def test_differences_are_those_of_the_results_and_errors_those_of_the_jackknife():
     """Leaving out one example after the other, in NumPy; at 200 examples it is linear to 2 %."""
     pair, _ = drawn(np.random.default_rng(0), 200)
-    found = compare(*influences(pair))
-    assert found.paired
+    comparison = compare(*influences(pair))
+    assert comparison.paired
     change = results(pair[1].mean(axis=0)) - results(pair[0].mean(axis=0))
-    np.testing.assert_allclose(differences(found), change, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(differences(comparison), change, rtol=1e-9, atol=1e-12)
     sums = pair.sum(axis=1)
     left_out = np.array(
         [
@@ -71,19 +71,19 @@ def test_differences_are_those_of_the_results_and_errors_those_of_the_jackknife(
         ]
     )
     jackknife = np.sqrt(199 / 200 * ((left_out - left_out.mean(axis=0)) ** 2).sum(axis=0))
-    np.testing.assert_allclose(errors(found), jackknife, rtol=0.02, atol=1e-12)
+    np.testing.assert_allclose(errors(comparison), jackknife, rtol=0.02, atol=1e-12)
     exactly = ((pair[1] - pair[0]) @ WEIGHTS).std(ddof=1) / np.sqrt(200)  # the total is linear
-    np.testing.assert_allclose(found.total_error, exactly, rtol=1e-10)
+    np.testing.assert_allclose(comparison.total_error, exactly, rtol=1e-10)
 
 
 def test_pairs_cancel_what_the_examples_do_to_both_and_others_add_in_squares():
     pair, _ = drawn(np.random.default_rng(1), 200)
-    found = [compare(*influences(pair, keep)) for keep in (True, False)]
+    comparisons = [compare(*influences(pair, keep)) for keep in (True, False)]
     alone = [flat(f.density_error, f.total_error, f.index_errors()) for f in influences(pair)]
-    assert [f.paired for f in found] == [True, False]
-    np.testing.assert_allclose(errors(found[1]), np.hypot(*alone), rtol=1e-10)
-    np.testing.assert_allclose(differences(found[0]), differences(found[1]), rtol=1e-12)
-    assert float(found[0].total_error) < 0.6 * float(found[1].total_error)
+    assert [f.paired for f in comparisons] == [True, False]
+    np.testing.assert_allclose(errors(comparisons[1]), np.hypot(*alone), rtol=1e-10)
+    np.testing.assert_allclose(differences(comparisons[0]), differences(comparisons[1]), rtol=1e-12)
+    assert float(comparisons[0].total_error) < 0.6 * float(comparisons[1].total_error)
     shorter = influences(pair[:, :199])[1]
     assert not compare(influences(pair)[0], shorter).paired
 
@@ -91,11 +91,11 @@ def test_pairs_cancel_what_the_examples_do_to_both_and_others_add_in_squares():
 def test_nothing_changes_between_equal_influences():
     pair, _ = drawn(np.random.default_rng(2), 200)
     one, _ = influences(pair)
-    found = compare(one, one)
+    comparison = compare(one, one)
     # One program computes both and may round each in its own way, sums of 200 examples among them.
     rounding = 400 * np.finfo(float).eps * np.abs(results(pair[0].mean(axis=0))).max()
-    np.testing.assert_allclose(differences(found), 0, atol=rounding)
-    np.testing.assert_allclose(errors(found), 0, atol=rounding)
+    np.testing.assert_allclose(differences(comparison), 0, atol=rounding)
+    np.testing.assert_allclose(errors(comparison), 0, atol=rounding)
     nothing = Influence.from_energies(
         jax.device_put(np.zeros((200, 9))), REGIONS, keep_examples=True
     )
@@ -116,13 +116,13 @@ def test_two_errors_to_either_side_hold_the_true_difference_in_95_of_100_draws(k
     @jax.jit
     @jax.vmap
     def compared(first, second):
-        found = compare(
+        comparison = compare(
             *(
                 Influence.from_energies(e, REGIONS, keep_examples=keep_examples)
                 for e in (first, second)
             )
         )
-        return found._replace(paired=None, regions=None)
+        return comparison._replace(paired=None, regions=None)
 
     found = compared(*jax.device_put(pairs))
     assert isinstance(found, Comparison)
@@ -181,8 +181,10 @@ def test_examples_are_kept_by_all_that_measures():
 
 def test_a_comparison_prints_its_numbers_and_says_of_what_kind_it_is():
     pair, _ = drawn(np.random.default_rng(7), 200)
-    found = compare(*influences(pair))
-    assert f"total {float(found.total):.3g} ± {float(found.total_error):.3g}" in str(found)
-    assert "pair by pair" in str(found)
+    comparison = compare(*influences(pair))
+    assert f"total {float(comparison.total):.3g} ± {float(comparison.total_error):.3g}" in str(
+        comparison
+    )
+    assert "pair by pair" in str(comparison)
     assert "independent" in str(compare(*influences(pair, keep_examples=False)))
     jax.jit(lambda one, two: print(compare(one, two)) or 0)(*influences(pair))  # traced: no error

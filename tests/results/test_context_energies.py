@@ -52,7 +52,7 @@ def test_means_in_pairs_and_apart_have_the_errors_of_students_tests():
 def test_means_that_have_some_examples_in_common_vary_as_their_error_says():
     """Of 600 draws the spread of the difference is known to 2.9 %."""
     generator = np.random.default_rng(1)
-    found = []
+    comparisons = []
     for _ in range(600):
         one, two, pairs = in_common(generator, 12, 9, 6)
         assert len(pairs) == 6
@@ -60,11 +60,11 @@ def test_means_that_have_some_examples_in_common_vary_as_their_error_says():
         # Written apart: both variances, less twice the covariance of what is in both.
         covariance = (deviations[0][pairs[:, 0]] * deviations[1][pairs[:, 1]]).sum()
         variance = (deviations[0] ** 2).sum() + (deviations[1] ** 2).sum() - 2 * covariance
-        found.append((two.mean() - one.mean(), variance))
+        comparisons.append((two.mean() - one.mean(), variance))
     last = compare_means(jax.device_put(one), jax.device_put(two), pairs)  # pyright: ignore[reportPossiblyUnboundVariable]
-    np.testing.assert_allclose(last.error, np.sqrt(found[-1][1]), rtol=1e-10)
-    np.testing.assert_allclose(last.value, found[-1][0], rtol=1e-10)
-    differences, variances = np.transpose(found)
+    np.testing.assert_allclose(last.error, np.sqrt(comparisons[-1][1]), rtol=1e-10)
+    np.testing.assert_allclose(last.value, comparisons[-1][0], rtol=1e-10)
+    differences, variances = np.transpose(comparisons)
     np.testing.assert_allclose(variances.mean(), differences.var(ddof=1), rtol=0.12)
 
 
@@ -72,8 +72,8 @@ def test_one_example_of_either_has_no_error():
     one = jax.device_put(np.array([1.0]))
     two = jax.device_put(np.array([3.0, 5.0]))
     for first, second, pairs in ((one, two, [[0, 1]]), (two, one, [[1, 0]])):
-        found = compare_means(first, second, np.array(pairs))
-        assert abs(float(found.value)) == 3 and np.isinf(found.error)
+        comparison = compare_means(first, second, np.array(pairs))
+        assert abs(float(comparison.value)) == 3 and np.isinf(comparison.error)
 
 
 @pytest.mark.slow
@@ -88,13 +88,13 @@ def test_influences_are_paired_by_the_pairs_that_are_told():
     second = energies[order] * np.linspace(2, 1, 7)
     pairs = np.array([[9, 0], [3, 1], [0, 3], [5, 5], [7, 6]])
     one, two = (influence_of_contexts(list(rows), regions) for rows in (first, second))
-    found = compare(one, two, pairs=pairs)
-    assert found.paired and found.pairs == 5
+    comparison = compare(one, two, pairs=pairs)
+    assert comparison.paired and comparison.pairs == 5
     means = compare_means(
         jax.device_put(first.mean(axis=1)), jax.device_put(second.mean(axis=1)), pairs
     )
-    np.testing.assert_allclose(found.total, means.value, rtol=1e-10)
-    np.testing.assert_allclose(found.total_error, means.error, rtol=1e-10)
+    np.testing.assert_allclose(comparison.total, means.value, rtol=1e-10)
+    np.testing.assert_allclose(comparison.total_error, means.error, rtol=1e-10)
     # The same examples by themselves, in one order and in another.
     rows = [list(first[pairs[:, 0]]), list(second[pairs[:, 1]])]
     aligned = compare(*(influence_of_contexts(of_one, regions) for of_one in rows))
@@ -135,14 +135,14 @@ def test_pairs_of_no_examples_are_refused(pairs):
 def test_pairs_need_examples_that_are_kept():
     regions = common_regions([2], 0.25)
     energies = jax.device_put(np.ones((3, 2)))
-    one = Influence.from_energies(energies, regions)
+    influence = Influence.from_energies(energies, regions)
     with pytest.raises(ValueError, match="pairs: got .*below 0 and 0"):
-        compare(one, one, pairs=np.array([[0, 0]]))
+        compare(influence, influence, pairs=np.array([[0, 0]]))
 
 
 def test_names_that_stand_more_than_once_are_paired_in_their_order():
-    found = paired_names(["a", "b", "a", "a", "c"], ["c", "a", "x", "a"])
-    assert found.tolist() == [[0, 1], [2, 3], [4, 0]]
+    pairs = paired_names(["a", "b", "a", "a", "c"], ["c", "a", "x", "a"])
+    assert pairs.tolist() == [[0, 1], [2, 3], [4, 0]]
     assert paired_names(["a"], ["b"]).shape == (0, 2)
 
 
@@ -179,13 +179,13 @@ def on_cells(energy, cells):
 def test_contexts_of_many_lengths_are_compared_on_one_grid():
     first = made("abcd", 1, 1.0)
     second = made("dbea", 2, 3.0, record="de")
-    found = compare_contexts(first, second)
-    assert found.pairs == 3
+    comparison = compare_contexts(first, second)
+    assert comparison.pairs == 3
     cells = 5  # the median of 6, 4, 8, 4, 4, 4, 12, 6
     parts = (
-        (found.whole, lambda energy, name: energy),
+        (comparison.whole, lambda energy, name: energy),
         (
-            found.without_queries,
+            comparison.without_queries,
             lambda energy, name: energy[: ASKED[name]] * ASKED[name] / LENGTHS[name],
         ),
     )
@@ -207,9 +207,9 @@ def test_contexts_of_many_lengths_are_compared_on_one_grid():
 def test_shares_are_compared_over_the_contexts_that_have_the_record():
     first = made("abcd", 1, 1.0)
     second = made("dbea", 2, 3.0, record="de")
-    found = compare_contexts(first, second).shares
-    assert list(found) == ["key"]
-    key = found["key"]
+    shares = compare_contexts(first, second).shares
+    assert list(shares) == ["key"]
+    key = shares["key"]
     one, two = (np.array(result.shares["key"]) for result in (first, second))
     one, two = one[[0, 1, 3]], two[[0, 2]]  # of a, b, d; of d, e
     assert key.contexts == (3, 2) and key.pairs == 1
@@ -223,8 +223,8 @@ def test_shares_are_compared_over_the_contexts_that_have_the_record():
 def test_what_asks_from_its_first_token_is_compared_whole_alone():
     first = made("abcd", 1, 1.0)
     second = made("dbea", 2, 3.0)
-    asked = second._replace(asked=[2, 3, 0, 4])
-    assert compare_contexts(first, asked).without_queries is None
+    other = second._replace(asked=[2, 3, 0, 4])
+    assert compare_contexts(first, other).without_queries is None
     assert compare_contexts(first, second).without_queries is not None
 
 
@@ -264,8 +264,8 @@ def test_a_sentence_says_the_points_their_error_and_whether_they_are_told(middle
         of_all._replace(middle=np.array(value))
         for of_all, value in ((change.indices, middle), (change.index_errors, error))
     )
-    found = change._replace(indices=indices, index_errors=errors)
-    assert middle_in_words(found, ("A", "B")) == said
+    changed = change._replace(indices=indices, index_errors=errors)
+    assert middle_in_words(changed, ("A", "B")) == said
 
 
 def test_the_record_that_changed_most_is_told_by_its_error():
@@ -280,8 +280,8 @@ def test_the_record_that_changed_most_is_told_by_its_error():
 
 
 def test_a_comparison_of_contexts_prints_its_numbers():
-    found = compare_contexts(made("abcd", 1, 1.0), made("dbea", 2, 3.0))
-    lines = str(found).splitlines()
+    comparison = compare_contexts(made("abcd", 1, 1.0), made("dbea", 2, 3.0))
+    lines = str(comparison).splitlines()
     assert lines[0] == "3 contexts in pairs" and "pair by pair" in lines[1]
-    value, error = map(float, found.shares["key"].change)
+    value, error = map(float, comparison.shares["key"].change)
     assert lines[-1] == f"key: {value:+.4f} ± {error:.4f} of the total"

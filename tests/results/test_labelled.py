@@ -61,8 +61,8 @@ def test_an_influence_has_its_positions_regions_examples_and_attributes():
 
 
 def test_channels_and_hops_have_layers_depths_and_the_positions_that_are_given():
-    found = channels()
-    data = to_xarray(found, grid=GRID)
+    ledger = channels()
+    data = to_xarray(ledger, grid=GRID)
     assert dict(data.sizes) == {
         "channel": 3,
         "position": LENGTH,
@@ -72,7 +72,7 @@ def test_channels_and_hops_have_layers_depths_and_the_positions_that_are_given()
     }
     np.testing.assert_allclose(data.position, NODES, rtol=1e-12)
     np.testing.assert_allclose(data.vector.sel(channel="cone"), data.cone.sum("layer"), rtol=1e-12)
-    residual = (np.asarray(found.covectors)[-1] ** 2).sum(axis=1)
+    residual = (np.asarray(ledger.covectors)[-1] ** 2).sum(axis=1)
     np.testing.assert_allclose(data.energy.sel(channel="residual"), residual, rtol=1e-12)
     hops = numbers(0, LAYERS + 1, 3, LENGTH, WIDTH)
     named = to_xarray(hops, axes="depth hop position component", grid=GRID, tokens=WORDS)
@@ -83,18 +83,18 @@ def test_channels_and_hops_have_layers_depths_and_the_positions_that_are_given()
 
 
 def test_an_explanation_has_heads_of_its_layers_and_both_densities():
-    found = explanation()
-    data = to_xarray(found)
+    result = explanation()
+    data = to_xarray(result)
     assert data.layer.values.tolist() == [1, 2, 3]  # from the depth that is explained on
-    np.testing.assert_array_equal(data.head_energy.sel(layer=2), found.head_energies[1])
+    np.testing.assert_array_equal(data.head_energy.sel(layer=2), result.head_energies[1])
     assert data.density.sum() != data.density_without_queries.sum()
     np.testing.assert_array_equal(data.density_without_queries[[0, 2]], 0)
-    energies = np.asarray(found.regional.products)[:, 2, 1, 1].mean()
+    energies = np.asarray(result.regional.products)[:, 2, 1, 1].mean()
     np.testing.assert_allclose(
         data.regional_channel_energy.sel(region="right", channel="cone"), energies, rtol=1e-12
     )
     assert data.depth == 1 and data.holds.dims == ("certificate",)
-    contrast = found.terminal_contrast
+    contrast = result.terminal_contrast
     assert data.terminal_contrast == contrast.value != contrast.error
     assert data.terminal_contrast_error == contrast.error
 
@@ -177,12 +177,12 @@ UNITS = {
 def test_every_number_has_its_units_and_its_error_the_same(kind):
     expected = {name: units for units, names in UNITS.items() for name in names.split()}
     data = to_xarray(of_kind(kind))
-    found = {
+    units_by_name = {
         name.removesuffix("_without_queries").removesuffix("_error"): variable.units
         for name, variable in data.data_vars.items()
         if "units" in variable.attrs
     }
-    assert found == {name: expected[name] for name in found}
+    assert units_by_name == {name: expected[name] for name in units_by_name}
 
 
 @pytest.mark.parametrize("kind", LABELLED)

@@ -17,7 +17,7 @@ GAP = PLACES[[0, 3]].mean() - PLACES[1:3].mean()
 
 
 def drawn_orders(orders, contexts, seed, places=4):
-    return np.stack([cyclic_orders(places, orders, (seed, one)) for one in range(contexts)])
+    return np.stack([cyclic_orders(places, orders, (seed, context)) for context in range(contexts)])
 
 
 def adding_up(documents):
@@ -39,49 +39,51 @@ def test_each_document_has_each_place_once_in_as_many_orders():
 @pytest.mark.parametrize("contexts", [1, 3])
 def test_what_adds_up_is_found_without_an_error_in_any_number_of_orders(orders, contexts):
     documents = drawn_orders(orders, contexts, 0)
-    found = two_way_shares(adding_up(documents), documents)
-    np.testing.assert_allclose(found.by_place.value, LEVEL + PLACES, atol=1e-12)
-    np.testing.assert_allclose(found.by_document.value, LEVEL + DOCUMENTS, atol=1e-12)
-    assert found.gap is not None
-    np.testing.assert_allclose(found.gap.value, GAP, atol=1e-12)
-    assert (found.contexts, found.orders) == (contexts, orders)
+    result = two_way_shares(adding_up(documents), documents)
+    np.testing.assert_allclose(result.by_place.value, LEVEL + PLACES, atol=1e-12)
+    np.testing.assert_allclose(result.by_document.value, LEVEL + DOCUMENTS, atol=1e-12)
+    assert result.gap is not None
+    np.testing.assert_allclose(result.gap.value, GAP, atol=1e-12)
+    assert (result.contexts, result.orders) == (contexts, orders)
     table = LEVEL + DOCUMENTS[:, None] + PLACES
-    met = np.zeros((4, 4), bool)
-    met[documents, np.arange(4)] = True
-    np.testing.assert_allclose(found.table.value, np.where(met, table, np.nan), atol=1e-12)
+    seen = np.zeros((4, 4), bool)
+    seen[documents, np.arange(4)] = True
+    np.testing.assert_allclose(result.table.value, np.where(seen, table, np.nan), atol=1e-12)
     if contexts > 1 or orders > 2:
-        np.testing.assert_allclose([*found.by_place.error, *found.by_document.error], 0, atol=1e-7)
+        np.testing.assert_allclose(
+            [*result.by_place.error, *result.by_document.error], 0, atol=1e-7
+        )
     else:
-        assert np.isinf(found.by_place.error).all() and np.isinf(found.gap.error)
+        assert np.isinf(result.by_place.error).all() and np.isinf(result.gap.error)
 
 
 def test_in_a_balanced_design_they_are_plain_means_and_errors_the_contexts_scatter():
     generator = np.random.default_rng(0)
     documents = drawn_orders(8, 5, 1)
     shares = generator.random(documents.shape)
-    found = two_way_shares(shares, documents)
+    result = two_way_shares(shares, documents)
     places = shares.mean(axis=1)
-    np.testing.assert_allclose(found.by_place.value, places.mean(axis=0), rtol=1e-10)
-    np.testing.assert_allclose(found.by_place.error, stats.sem(places), rtol=1e-10)
+    np.testing.assert_allclose(result.by_place.value, places.mean(axis=0), rtol=1e-10)
+    np.testing.assert_allclose(result.by_place.error, stats.sem(places), rtol=1e-10)
     of_documents = np.array(
         [
             [share[order == d].mean() for d in range(4)]
             for share, order in zip(shares, documents, strict=True)
         ]
     )
-    np.testing.assert_allclose(found.by_document.value, of_documents.mean(axis=0), rtol=1e-10)
-    np.testing.assert_allclose(found.by_document.error, stats.sem(of_documents), rtol=1e-10)
+    np.testing.assert_allclose(result.by_document.value, of_documents.mean(axis=0), rtol=1e-10)
+    np.testing.assert_allclose(result.by_document.error, stats.sem(of_documents), rtol=1e-10)
     gaps = places[:, [0, 3]].mean(axis=1) - places[:, 1:3].mean(axis=1)
-    assert found.gap is not None
-    np.testing.assert_allclose(found.gap, (gaps.mean(), stats.sem(gaps)), rtol=1e-10)
+    assert result.gap is not None
+    np.testing.assert_allclose(result.gap, (gaps.mean(), stats.sem(gaps)), rtol=1e-10)
     for d in range(4):
         for p in range(4):
             cells = [
                 share[order[:, p] == d, p].mean()
                 for share, order in zip(shares, documents, strict=True)
             ]
-            np.testing.assert_allclose(found.table.value[d, p], np.mean(cells), rtol=1e-10)
-            np.testing.assert_allclose(found.table.error[d, p], stats.sem(cells), rtol=1e-10)
+            np.testing.assert_allclose(result.table.value[d, p], np.mean(cells), rtol=1e-10)
+            np.testing.assert_allclose(result.table.error[d, p], stats.sem(cells), rtol=1e-10)
 
 
 def test_an_unbalanced_context_is_fitted_by_least_squares():
@@ -96,16 +98,16 @@ def test_an_unbalanced_context_is_fitted_by_least_squares():
     solved, *_ = np.linalg.lstsq(np.array(rows), shares.ravel(), rcond=None)
     residual = shares.ravel() - np.array(rows) @ solved
     places, of_documents = (part - part.mean() for part in (solved[7:11], solved[11:]))
-    found = two_way_shares(shares, documents)
-    np.testing.assert_allclose(found.by_place.value, shares.mean() + places, rtol=1e-9)
-    np.testing.assert_allclose(found.by_document.value, shares.mean() + of_documents, rtol=1e-9)
+    result = two_way_shares(shares, documents)
+    np.testing.assert_allclose(result.by_place.value, shares.mean() + places, rtol=1e-9)
+    np.testing.assert_allclose(result.by_document.value, shares.mean() + of_documents, rtol=1e-9)
     # A contrast's error by the textbook: the noise, times the form of the pseudo-inverse.
     contrast = np.concatenate([np.zeros(7), [0.5, -0.5, -0.5, 0.5], np.zeros(4)])
     inverse = np.linalg.pinv(np.array(rows).T @ np.array(rows))
     noise = (residual**2).sum() / (28 - 13)
-    assert found.gap is not None
+    assert result.gap is not None
     np.testing.assert_allclose(
-        found.gap.error, np.sqrt(noise * contrast @ inverse @ contrast), rtol=1e-9
+        result.gap.error, np.sqrt(noise * contrast @ inverse @ contrast), rtol=1e-9
     )
 
 
@@ -128,9 +130,9 @@ def test_errors_over_contexts_are_those_of_draws_and_orders_are_not_contexts(ord
         noise = 0.02 * generator.standard_normal(documents.shape)
         together = INTERACTION[documents, np.arange(4)]
         shares = adding_up(documents) + together + own + noise
-        found = two_way_shares(shares, documents)
-        values.append(np.append(found.by_place.value, found.by_document.value))
-        errors.append(np.append(found.by_place.error, found.by_document.error))
+        result = two_way_shares(shares, documents)
+        values.append(np.append(result.by_place.value, result.by_document.value))
+        errors.append(np.append(result.by_place.error, result.by_document.error))
         naive.append(stats.sem(shares.reshape(-1, 4)))
     values = np.array(values)
     errors = np.array(errors)
@@ -157,9 +159,11 @@ def test_errors_of_one_context_are_those_of_its_orders(orders, one_whole):
         documents = drawn_orders(orders, 1, repeat)
         noise = 0.05 * generator.standard_normal(documents.shape)
         noise -= noise.mean(axis=2, keepdims=True) * one_whole
-        found = two_way_shares(adding_up(documents) + noise, documents)
-        assert found.gap is not None
-        by_place, by_document, gap = map(np.array, (found.by_place, found.by_document, found.gap))
+        result = two_way_shares(adding_up(documents) + noise, documents)
+        assert result.gap is not None
+        by_place, by_document, gap = map(
+            np.array, (result.by_place, result.by_document, result.gap)
+        )
         levels, errors = np.concatenate([by_place, by_document, gap[:, None]], axis=1)
         values.append(levels)
         squares.append(errors**2)
@@ -178,9 +182,9 @@ def test_a_cell_of_one_context_has_the_error_of_its_orders():
     for _ in range(150):
         noise = 0.05 * generator.standard_normal(documents.shape)
         noise += 0.1 * generator.standard_normal((1, 8, 1))  # of an order
-        found = two_way_shares(adding_up(documents) + noise, documents).table
-        cells.append(np.asarray(found.value))
-        squares.append(np.asarray(found.error) ** 2)
+        table = two_way_shares(adding_up(documents) + noise, documents).table
+        cells.append(np.asarray(table.value))
+        squares.append(np.asarray(table.error) ** 2)
     # A document has a place in two orders of eight.
     np.testing.assert_allclose(np.std(cells, axis=0), np.sqrt((0.05**2 + 0.1**2) / 2), rtol=0.15)
     np.testing.assert_allclose(np.sqrt(np.mean(squares, axis=0)), np.std(cells, axis=0), rtol=0.15)
@@ -188,19 +192,19 @@ def test_a_cell_of_one_context_has_the_error_of_its_orders():
 
 def test_two_documents_have_no_middle():
     documents = np.array([[[0, 1], [1, 0]]] * 2)
-    found = two_way_shares(np.array([[[0.5, 0.2], [0.3, 0.4]]] * 2), documents)
-    assert found.gap is None
-    np.testing.assert_allclose(found.by_place.value, [0.4, 0.3])
-    np.testing.assert_allclose(found.by_document.value, [0.45, 0.25])
-    assert len(two_way_in_words(found, ["a", "b"]).splitlines()) == 2
+    result = two_way_shares(np.array([[[0.5, 0.2], [0.3, 0.4]]] * 2), documents)
+    assert result.gap is None
+    np.testing.assert_allclose(result.by_place.value, [0.4, 0.3])
+    np.testing.assert_allclose(result.by_document.value, [0.45, 0.25])
+    assert len(two_way_in_words(result, ["a", "b"]).splitlines()) == 2
 
 
 def test_two_documents_in_two_orders_of_one_context_have_no_errors():
     """Nothing is left over to tell them by; nor is there a warning of numbers that are none."""
-    found = two_way_shares(np.array([[[0.5, 0.2], [0.3, 0.4]]]), np.array([[[0, 1], [1, 0]]]))
-    np.testing.assert_allclose(found.by_place.value, [0.4, 0.3])
-    np.testing.assert_allclose(found.by_document.value, [0.45, 0.25])
-    for part in (found.by_place, found.by_document, found.table):
+    result = two_way_shares(np.array([[[0.5, 0.2], [0.3, 0.4]]]), np.array([[[0, 1], [1, 0]]]))
+    np.testing.assert_allclose(result.by_place.value, [0.4, 0.3])
+    np.testing.assert_allclose(result.by_document.value, [0.45, 0.25])
+    for part in (result.by_place, result.by_document, result.table):
         assert np.isinf(np.asarray(part.error)).all()
 
 
@@ -234,7 +238,7 @@ def estimate(value, error):
 
 
 def test_words_and_table_are_of_the_numbers():
-    found = TwoWayShares(
+    result = TwoWayShares(
         estimate(
             [[0.1, np.nan, 0.3], [0.2, 0.5, 0.6], [0.7, 0.8, 0.9]],
             [[0.01, np.inf, 0.03], [0.04, np.inf, 0.05], [0.06, 0.07, 0.08]],
@@ -245,16 +249,16 @@ def test_words_and_table_are_of_the_numbers():
         2,
         3,
     )
-    assert two_way_in_words(found, ["a", "b", "c"]).splitlines() == [
+    assert two_way_in_words(result, ["a", "b", "c"]).splitlines() == [
         "Wherever it stands, “a” holds most: 30.0 ± 1.5 % of the influence.",
         "Whichever document stands there, place 3 holds most, 40.0 ± 3.0 %; "
         "place 2 least, 11.0 ± 2.0 %.",
         "The places between hold 10.0 ± 6.0 points more than the first and the last, "
         "which is within two errors.",
     ]
-    rows = [line.split() for line in two_way_table(found, ["a", "b", "c"]).splitlines()]
+    rows = [line.split() for line in two_way_table(result, ["a", "b", "c"]).splitlines()]
     assert rows[1] == "“a” 10.0 ± 1.0 - 30.0 ± 3.0 30.0 ± 1.5".split()
     assert rows[2] == "“b” 20.0 ± 4.0 50.0 (no error) 60.0 ± 5.0 10.0 ± 1.0".split()
     assert rows[4] == "any document 20.0 ± 1.0 11.0 ± 2.0 40.0 ± 3.0".split()
     with pytest.raises(ValueError, match="names: got 1 names, expected 3"):
-        two_way_table(found, ["a"])
+        two_way_table(result, ["a"])

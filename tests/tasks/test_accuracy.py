@@ -25,7 +25,7 @@ def test_decoding_gives_the_answer_exactly_where_every_asked_word_is_the_best():
         return sum(table[one] * np.cos(place) for place, one in enumerate(ids))
 
     outcomes = []
-    found = jax.jit(decodes_greedily)
+    decodes = jax.jit(decodes_greedily)
     for prompt in rng.integers(4, size=(30, 3)).tolist():
         right = decoded(step, prompt, 2)
         for answer in (right, [right[0], (right[1] + 1) % 4], [(right[0] + 1) % 4, right[1]]):
@@ -33,7 +33,7 @@ def test_decoding_gives_the_answer_exactly_where_every_asked_word_is_the_best():
             logits = np.stack([step(window[: place + 1]) for place in range(4)])
             targets = np.array(window[1:])
             weights = np.array([0.0, 0.0, 0.5, 0.5])
-            outcome = bool(found(*map(jax.device_put, (logits, targets, weights))))
+            outcome = bool(decodes(*map(jax.device_put, (logits, targets, weights))))
             assert outcome == (answer == right)
             outcomes.append((outcome, bool((logits.argmax(1) == targets).all())))
     # What is not asked is often wrong, and does not count.

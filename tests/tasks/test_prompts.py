@@ -32,31 +32,31 @@ def test_a_place_is_of_the_record_that_its_last_character_is_in():
     # "red is" is one record; the other is "sky" with half of the space before it, "e sky".
     text = "red is one sky a red"
     prompt = Prompt(text, " is blue", ((0, 6), (9, 14)), (1,))
-    found = encode(prompt, words("<s> $A </s>"))
-    assert found.window.tolist() == [0, 1, 2, 3, 4, 6, 1, 2, 5, 7]
+    example = encode(prompt, words("<s> $A </s>"))
+    assert example.window.tolist() == [0, 1, 2, 3, 4, 6, 1, 2, 5, 7]
     # "one" ends in the second record, the marks and the asked word are of none.
-    assert found.records.tolist() == [-1, 0, 0, 1, 1, -1, -1, -1, -1]
+    assert example.records.tolist() == [-1, 0, 0, 1, 1, -1, -1, -1, -1]
     # The last mark is a target that is not asked.
-    np.testing.assert_allclose(found.weights, [0, 0, 0, 0, 0, 0, 0.5, 0.5, 0])
-    assert found.gold.tolist() == [1]
-    assert [leaf.dtype for leaf in found] == [np.int32, np.float32, np.int32, np.int32]
+    np.testing.assert_allclose(example.weights, [0, 0, 0, 0, 0, 0, 0.5, 0.5, 0])
+    assert example.gold.tolist() == [1]
+    assert [leaf.dtype for leaf in example] == [np.int32, np.float32, np.int32, np.int32]
 
 
 def test_the_answer_is_read_together_with_the_text():
     # By itself each is two words; between them stands one that is the answer's, as it ends there.
-    found = encode(Prompt("a one sk", "y red is", ((0, 1), (2, 5)), (0, 1)), words())
-    assert found.window.tolist() == [6, 3, 4, 1, 2]
-    np.testing.assert_allclose(found.weights, [0, 1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
-    assert found.records.tolist() == [0, 1, -1, -1] and found.gold.tolist() == [0, 1]
+    example = encode(Prompt("a one sk", "y red is", ((0, 1), (2, 5)), (0, 1)), words())
+    assert example.window.tolist() == [6, 3, 4, 1, 2]
+    np.testing.assert_allclose(example.weights, [0, 1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
+    assert example.records.tolist() == [0, 1, -1, -1] and example.gold.tolist() == [0, 1]
 
 
 def test_without_a_tokenizer_ids_are_bytes():
     prompt = Prompt("é=1 €=2 €=", "2é", ((0, 3), (4, 7)), (1,))
-    found = encode(prompt)
-    assert bytes(found.window.tolist()).decode() == prompt.text + prompt.answer
+    example = encode(prompt)
+    assert bytes(example.window.tolist()).decode() == prompt.text + prompt.answer
     by_hand = [0, 0, 0, 0, -1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1]
-    assert found.records.tolist() == by_hand
-    assert found.weights.nonzero()[0].tolist() == [14, 15, 16]
+    assert example.records.tolist() == by_hand
+    assert example.weights.nonzero()[0].tolist() == [14, 15, 16]
     tokens = encode_text(prompt.text)
     assert "".join(tokens.tokens) == prompt.text
     ends = np.array(
@@ -78,9 +78,9 @@ def test_of_a_character_of_several_tokens_the_last_has_it():
     of_bytes.add_special_tokens(["<s>"])
     of_bytes.post_processor = TemplateProcessing(single="<s> $0 <s>", special_tokens=[("<s>", 256)])
     text = "né 世a"
-    found = encode_text(text, of_bytes)
+    encoded = encode_text(text, of_bytes)
     expected = ("n", "", "é", " ", "", "", "世", "a")
-    assert found.tokens == ("<s>", *expected, "<s>")
+    assert encoded.tokens == ("<s>", *expected, "<s>")
     assert encode_text(text).tokens == expected
 
 
@@ -90,10 +90,10 @@ def test_a_token_of_a_stop_and_the_blank_line_after_it_is_of_what_it_ends():
     made: Any = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, unk_token="."))
     made.pre_tokenizer = Split(Regex(r"[^\s\w]+\n*|\n+| ?\w+"), "isolated")
     text = "One is.\n\nTwo\n\nTwo."
-    found = encode_text(text, made)
-    assert found.tokens == ("One", " is", ".\n\n", "Two", "\n\n", "Two", ".")
-    assert found.last.tolist() == [2, 5, 6, 11, 13, 16, 17]
-    inside = [found.within(*part).nonzero()[0].tolist() for part in ((0, 7), (9, 12), (14, 18))]
+    encoded = encode_text(text, made)
+    assert encoded.tokens == ("One", " is", ".\n\n", "Two", "\n\n", "Two", ".")
+    assert encoded.last.tolist() == [2, 5, 6, 11, 13, 16, 17]
+    inside = [encoded.within(*part).nonzero()[0].tolist() for part in ((0, 7), (9, 12), (14, 18))]
     assert inside == [[0, 1, 2], [3], [5, 6]]
     records = encode(Prompt(text, " is", ((0, 7), (9, 12), (14, 18)), (0,)), made).records
     assert records.tolist() == [0, 0, 0, 1, -1, 2, 2]
@@ -139,6 +139,6 @@ def test_moving_a_record_leaves_the_others_in_their_order():
     for number in range(5):
         others = [letter for letter in LETTERS[:5] if letter != LETTERS[number]]
         for place in range(5):
-            found = list(move_record(LETTERS[:5], number, place))
-            assert found[place] == LETTERS[number]
-            assert found[:place] + found[place + 1 :] == others
+            order = list(move_record(LETTERS[:5], number, place))
+            assert order[place] == LETTERS[number]
+            assert order[:place] + order[place + 1 :] == others

@@ -136,8 +136,8 @@ def test_the_bias_of_a_ratio_is_of_energies_in_two_examples_at_least():
         with pytest.raises(RuntimeError, match="energies: got NaN or infinite values"):
             lim.training.ratio_bias(jnp.where(alone > 0, bad, 1.0), GRID)
     # With epsilon the densities without each are 1/3, 0, 1/3, and that of all is 1/4.
-    found = lim.training.ratio_bias(alone, GRID, epsilon=1.0)
-    np.testing.assert_allclose(found, np.full(SIZE, 2 * (2 / 9 - 1 / 4)), rtol=1e-12)
+    bias = lim.training.ratio_bias(alone, GRID, epsilon=1.0)
+    np.testing.assert_allclose(bias, np.full(SIZE, 2 * (2 / 9 - 1 / 4)), rtol=1e-12)
 
 
 def test_bounds_of_a_shift_are_of_finite_numbers_and_tolerances_relative():
@@ -156,8 +156,8 @@ def test_the_balanced_objective_is_risk_and_penalty():
     @jax.jit
     def both(params):
         value = balanced_objective(example_loss, params, BATCH, GRID, strength=0.7)
-        found = lim.influence(example_loss, params, BATCH, GRID)
-        density = found.energy / (found.total + 1e-8)
+        influence = lim.influence(example_loss, params, BATCH, GRID)
+        density = influence.energy / (influence.total + 1e-8)
         return value, risk(params) + 0.7 * (GRID.weights @ (density - 1) ** 2 / 2)
 
     np.testing.assert_allclose(*both(MINIMUM + 0.1), rtol=1e-13)
@@ -181,13 +181,15 @@ def test_the_response_is_the_slope_of_lim():
 
     @jax.jit
     def measured(weights):
-        found = lim.training.response(stage, weights, change, regions)
-        return found, index(weights), central_difference(index, weights, change)
+        response = lim.training.response(stage, weights, change, regions)
+        return response, index(weights), central_difference(index, weights, change)
 
-    found, value, slope = jax.tree.map(np.asarray, measured(weights))
-    np.testing.assert_allclose(found.lim, value, rtol=1e-13)
-    np.testing.assert_allclose(found.change, slope, rtol=1e-7)
-    np.testing.assert_allclose(found.alignment, -found.change / float(change @ change), rtol=1e-12)
+    result, value, slope = jax.tree.map(np.asarray, measured(weights))
+    np.testing.assert_allclose(result.lim, value, rtol=1e-13)
+    np.testing.assert_allclose(result.change, slope, rtol=1e-7)
+    np.testing.assert_allclose(
+        result.alignment, -result.change / float(change @ change), rtol=1e-12
+    )
     still = jax.jit(lambda: lim.training.response(stage, weights, 0 * change, regions))()
     assert (still.change, still.alignment) == (0, 0)
 
@@ -206,15 +208,15 @@ def test_alignment_agrees_with_what_section_4s_run_does():
         after = lim.training.reweight_positions(
             weights, stage(weights), 1.0, paper.simulation.GRID, **options
         )
-        found = lim.training.response(stage, weights, after - weights, regions)
+        response = lim.training.response(stage, weights, after - weights, regions)
         now = lim.training.response(stage, after, after - weights, regions).lim
-        return after, found, now - found.lim
+        return after, response, now - response.lim
 
     weights = jnp.ones(paper.simulation.LENGTH)
     signs = []
     for _ in range(160):
-        weights, found, measured = update(weights)
-        signs.append((float(found.change), float(measured)))
+        weights, result, measured = update(weights)
+        signs.append((float(result.change), float(measured)))
     moving = [(a, b) for a, b in signs if abs(b) > 1e-10]
     assert len(moving) > 20
     assert all((a > 0) == (b > 0) for a, b in moving)

@@ -72,9 +72,9 @@ def test_the_constrained_minimiser_is_that_of_karush_kuhn_and_tucker(stiffness):
     multiplier = np.sqrt(np.mean(wanted**2) / (2 * limit)) - 1
     expected = WANTED.mean() + (TARGET - 1) + wanted / (1 + multiplier)
     assert multiplier > 0.5
-    found = alternated(limit, stiffness, jax.device_put(WANTED), 0.0)
-    np.testing.assert_allclose(found[1], multiplier, rtol=1e-9)
-    np.testing.assert_allclose(found[0], expected, rtol=1e-9)
+    minimiser = alternated(limit, stiffness, jax.device_put(WANTED), 0.0)
+    np.testing.assert_allclose(minimiser[1], multiplier, rtol=1e-9)
+    np.testing.assert_allclose(minimiser[0], expected, rtol=1e-9)
 
 
 def test_a_constraint_that_the_risk_keeps_to_costs_nothing():
@@ -146,11 +146,11 @@ def test_the_multiplier_is_its_formula():
     ],
 )
 def test_what_is_no_constraint_is_refused(function, constraint, message):
-    given = {"limit": 0.1, "multiplier": 0.5, "stiffness": 2.0} | constraint
+    arguments = {"limit": 0.1, "multiplier": 0.5, "stiffness": 2.0} | constraint
     calls = {
-        "constrained_objective": lambda: lagrangian(jax.device_put(WANTED), **given),
+        "constrained_objective": lambda: lagrangian(jax.device_put(WANTED), **arguments),
         "raised_multiplier": lambda: raised_multiplier(
-            given["multiplier"], 0.2, limit=given["limit"], stiffness=given["stiffness"]
+            arguments["multiplier"], 0.2, limit=arguments["limit"], stiffness=arguments["stiffness"]
         ),
     }
     with pytest.raises((ValueError, RuntimeError), match=message):

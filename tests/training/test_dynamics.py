@@ -46,25 +46,25 @@ def test_the_risk_is_the_mean_of_the_losses():
     """`eq:gd-risk`, example by example."""
     weight = random_states(5, WIDTH, WIDTH)
     losses = [float(bare_loss(weight, x, y)) for x, y in zip(*BATCH_OF, strict=True)]
-    found = jax.jit(lambda weight: lim.training.risk(bare_loss, weight, BATCH_OF))(weight)
-    np.testing.assert_allclose(found, np.mean(losses), rtol=1e-13)
+    risk = jax.jit(lambda weight: lim.training.risk(bare_loss, weight, BATCH_OF))(weight)
+    np.testing.assert_allclose(risk, np.mean(losses), rtol=1e-13)
 
 
 def test_the_density_moves_as_differences_and_the_replicator_say():
     # `eq:gd-mdot`.
     @jax.jit
     def measured(params):
-        found = lim.training.density_dynamics(example_loss, params, BATCH_OF, GRID)
+        dynamics = lim.training.density_dynamics(example_loss, params, BATCH_OF, GRID)
 
         def density(params):
             return lim.influence(example_loss, params, BATCH_OF, GRID).density
 
         moved = central_difference(density, params, descent(example_loss, params), step=1e-4)
-        rates = found.rate, found.replicator_rate, found.decay, found.mean_decay
-        return rates, moved, found.density, density(params)
+        rates = dynamics.rate, dynamics.replicator_rate, dynamics.decay, dynamics.mean_decay
+        return rates, moved, dynamics.density, density(params)
 
-    found = jax.tree.map(np.asarray, measured(network()))
-    (rate, replicator_rate, decay, mean_decay), moved, density, expected = found
+    result = jax.tree.map(np.asarray, measured(network()))
+    (rate, replicator_rate, decay, mean_decay), moved, density, expected = result
     scale = np.abs(moved).max()
     assert scale > 1e-4
     np.testing.assert_allclose(density, expected, rtol=1e-12)
@@ -79,13 +79,13 @@ def test_the_energys_slope_along_any_direction():
     # `eq:influence-parameter-gradient`, `prop:influence-differentiability`.
     params = random_states(5, WIDTH, WIDTH)
     direction = random_states(6, WIDTH, WIDTH)
-    found = lim.training.density_dynamics(bare_loss, params, BATCH_OF, GRID, direction)
+    dynamics = lim.training.density_dynamics(bare_loss, params, BATCH_OF, GRID, direction)
 
     def energy(params):
         return lim.influence(bare_loss, params, BATCH_OF, GRID).energy
 
     expected = jax.jit(lambda p: central_difference(energy, p, direction))(params)
-    np.testing.assert_allclose(found.energy_rate, expected, rtol=1e-7)
+    np.testing.assert_allclose(dynamics.energy_rate, expected, rtol=1e-7)
 
 
 def test_positions_without_influence_have_no_decay():
@@ -96,11 +96,11 @@ def test_positions_without_influence_have_no_decay():
 
     batch = jnp.ones((2, 3, 2)), None
     grid = lim.token_grid(3)
-    found = lim.training.density_dynamics(loss, jnp.array(2.0), batch, grid)
-    np.testing.assert_allclose(found.density, [0, 3, 0])
+    dynamics = lim.training.density_dynamics(loss, jnp.array(2.0), batch, grid)
+    np.testing.assert_allclose(dynamics.density, [0, 3, 0])
     # I = 2 * 9 w^2, and dw/ds = -(2 + 2w) = -6: r = -2 * (-6) / 2 = 6.
-    np.testing.assert_allclose(found.decay, [0, 6, 0])
-    np.testing.assert_allclose(found.replicator_rate, 0, atol=1e-13)
+    np.testing.assert_allclose(dynamics.decay, [0, 6, 0])
+    np.testing.assert_allclose(dynamics.replicator_rate, 0, atol=1e-13)
     nothing = lim.training.density_dynamics(loss, jnp.array(0.0), batch, grid)
     assert bool(jnp.isfinite(nothing.rate).all()) and float(nothing.total) == 0
 
@@ -117,10 +117,10 @@ def test_the_discrepancy_moves_by_the_pairing():
 
     @jax.jit
     def measured(params):
-        found = lim.training.density_dynamics(bare_loss, params, BATCH_OF, GRID, direction)
+        dynamics = lim.training.density_dynamics(bare_loss, params, BATCH_OF, GRID, direction)
         reverse = jnp.vdot(jax.grad(discrepancy)(params), direction)
         moved = central_difference(discrepancy, params, direction)
-        return found.discrepancy_rate(jax.device_put(target)), reverse, moved
+        return dynamics.discrepancy_rate(jax.device_put(target)), reverse, moved
 
     rate, reverse, moved = map(float, measured(params))
     assert abs(rate) > 1e-2
@@ -183,7 +183,7 @@ def test_fourth_moments_by_hand():
     # `eq:adjoint-l4-sensitivity-assumption`.
     params = random_states(5, WIDTH, WIDTH)
     direction = random_states(6, WIDTH, WIDTH)
-    found = lim.training.fourth_moments(bare_loss, params, BATCH_OF, GRID, direction)
+    moments = lim.training.fourth_moments(bare_loss, params, BATCH_OF, GRID, direction)
 
     def adjoints(params):
         gradients = jax.vmap(jax.grad(bare_loss, argnums=1), in_axes=(None, 0, 0))
@@ -196,7 +196,7 @@ def test_fourth_moments_by_hand():
 
     weights = np.asarray(GRID.weights)
     value, slope = value_and_slope(params)
-    for estimate, vectors in ((found.adjoint, value), (found.sensitivity, slope)):
+    for estimate, vectors in ((moments.adjoint, value), (moments.sensitivity, slope)):
         each = (np.asarray(vectors) ** 2).sum(axis=2) ** 2 @ weights
         np.testing.assert_allclose(estimate.value, each.mean(), rtol=1e-6)
         np.testing.assert_allclose(estimate.error, each.std(ddof=1) / np.sqrt(3), rtol=1e-5)
@@ -325,12 +325,12 @@ def test_indices_along_a_path_are_those_of_each_time():
     for chosen, kept in ((regions, np.ones(6)), (regions.without([5]), np.arange(6) < 5)):
         rows = np.asarray(regions.weights) * kept
         averages = energy[:2] @ rows.T / rows.sum(axis=1) / (energy[:2] @ (weights * kept))[:, None]
-        found = path.indices(chosen, 1e-3)
-        np.testing.assert_allclose(np.array(found[:3]).T[:2], averages, rtol=1e-12)
+        indices = path.indices(chosen, 1e-3)
+        np.testing.assert_allclose(np.array(indices[:3]).T[:2], averages, rtol=1e-12)
         boundary = np.minimum(averages[:, 0], averages[:, 2])
         gap = boundary - averages[:, 1]
-        np.testing.assert_allclose(found.lim[:2], gap / (boundary + 1e-3), rtol=1e-12)
-        assert np.asarray(found)[:, 2].tolist() == [0] * 6
+        np.testing.assert_allclose(indices.lim[:2], gap / (boundary + 1e-3), rtol=1e-12)
+        assert np.asarray(indices)[:, 2].tolist() == [0] * 6
     with pytest.raises(ValueError, match="regions: got regions of"):
         path.indices(lim.boundary_regions(lim.token_grid(LENGTH), 0.3))
 

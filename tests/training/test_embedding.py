@@ -224,10 +224,10 @@ def test_the_gradient_of_a_penalty_goes_forward_over_reverse():
         loss = LossOfIds(lambda table, ids, y: table[ids], lambda table, x, y: jnp.sum(cube(x)))
         return training.influence_penalty(loss, table, (IDS, None), GRID)
 
-    found = jax.jit(jax.grad(lambda table: penalty(table, cubed)))(table)
+    gradient = jax.jit(jax.grad(lambda table: penalty(table, cubed)))(table)
     expected = jax.jit(jax.grad(lambda table: penalty(table, lambda x: x**3)))(table)
-    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-14)
-    assert np.abs(np.asarray(found)).max() > 1e-3
+    np.testing.assert_allclose(gradient, expected, rtol=1e-10, atol=1e-14)
+    assert np.abs(np.asarray(gradient)).max() > 1e-3
 
 
 def test_ids_are_mapped_over():

@@ -212,8 +212,8 @@ def test_all_seeds_are_each_seed_alone():
             key = jax.random.fold_in(keys[seed], index)
             state, record = alone(state, key, jnp.asarray(index))
             for name, value in record.items():
-                found = records[name][index, seed]
-                np.testing.assert_allclose(found, value, rtol=1e-12, err_msg=name)
+                row = records[name][index, seed]
+                np.testing.assert_allclose(row, value, rtol=1e-12, err_msg=name)
         np.testing.assert_allclose(states[seed], state, rtol=1e-12)
     drawn = np.asarray(records["drawn"]).reshape(-1, WIDTH)
     assert len(np.unique(drawn, axis=0)) == 7 * SEEDS, "no draw is another's"

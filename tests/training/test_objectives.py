@@ -193,9 +193,9 @@ def test_second_derivatives_pass_through_the_rule():
             "differences": central_difference(slope, params, second),
         }
 
-    found = forms(params)
-    expected = found.pop("differences")
-    for form, value in found.items():
+    by_rule = forms(params)
+    expected = by_rule.pop("differences")
+    for form, value in by_rule.items():
         np.testing.assert_allclose(value, expected, rtol=1e-6, err_msg=form)
 
 
@@ -226,10 +226,10 @@ def test_options_and_inputs_are_differentiated_too():
 def test_the_penalty_is_the_influences_discrepancy():
     # `eq:influence-discrepancy-functional`, `eq:l2-influence-discrepancy`.
     params = attentive()
-    found = penalty(params, target=0.5, epsilon=0.0)
+    value = penalty(params, target=0.5, epsilon=0.0)
     density = np.asarray(lim.influence(example_loss, params, (X, Y), GRID).density)
     expected = np.asarray(GRID.weights) @ (density - 0.5) ** 2 / 2
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(value, expected, rtol=1e-12)
 
 
 def test_single_precision_stays_single():
@@ -300,8 +300,8 @@ def test_functionals_see_densities():
         return functional_of_adjoints(functional, loss, weight, batch, GRID, jnp.array(2.0))
 
     cubes = float((1 / np.asarray(GRID.weights) ** 3).sum())
-    found, slope = jax.jit(jax.value_and_grad(value))(1.5)
-    np.testing.assert_allclose(found, 1.5**2 * LENGTH + 2 * 1.5**6 * cubes, rtol=1e-13)
+    value_at, slope = jax.jit(jax.value_and_grad(value))(1.5)
+    np.testing.assert_allclose(value_at, 1.5**2 * LENGTH + 2 * 1.5**6 * cubes, rtol=1e-13)
     np.testing.assert_allclose(slope, 2 * 1.5 * LENGTH + 12 * 1.5**5 * cubes, rtol=1e-13)
 
 
@@ -362,8 +362,8 @@ SOME = jax.device_put(np.array([4, 1]))  # positions
 def trace_objective():
     def exact(params):
         def traces(x):
-            found = gramian.observability_gramians(lambda x: observed_last(params, x), x, 0.5)
-            return gramian.gramian_traces(found)
+            gramians = gramian.observability_gramians(lambda x: observed_last(params, x), x, 0.5)
+            return gramian.gramian_traces(gramians)
 
         mean = jax.vmap(traces)(X).mean(axis=0)
         return risk(params) + 0.15 * trace_penalty(mean, GRID), (mean, risk(params))
@@ -397,8 +397,8 @@ def test_algorithm_3_averages_the_traces_of_some_positions_over_steps(trace_obje
     value, averaged = found(attentive())
     averages = 0.25 + 0.75 * trace_objective.traces[np.asarray(SOME)]
     np.testing.assert_allclose(averaged, averages, rtol=1e-10)
-    own = np.asarray(GRID.weights)[np.asarray(SOME)]
-    spread = own @ (averages - own @ averages / own.sum()) ** 2
+    weights = np.asarray(GRID.weights)[np.asarray(SOME)]
+    spread = weights @ (averages - weights @ averages / weights.sum()) ** 2
     np.testing.assert_allclose(value, trace_objective.risk + 0.15 * spread, rtol=1e-10)
 
 

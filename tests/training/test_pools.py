@@ -186,9 +186,11 @@ def test_each_example_counts_alike_in_its_own_density_and_not_in_the_ratio():
     shares = np.array([0.2, 0.5, 0.3])
     louder = energies * np.array([1.0, 100.0, 1.0, 1.0, 1.0])[:, None]
     expected = (energies / (energies @ shares)[:, None]).mean(axis=0)
-    for given in (energies, louder):
-        found = example_density(jax.device_put(given), jax.device_put(shares), epsilon=0.0)
-        np.testing.assert_allclose(found, expected, rtol=1e-12)
+    for energies_of_batch in (energies, louder):
+        density = example_density(
+            jax.device_put(energies_of_batch), jax.device_put(shares), epsilon=0.0
+        )
+        np.testing.assert_allclose(density, expected, rtol=1e-12)
     changed = balanced_density(jax.device_put(louder), jax.device_put(shares), epsilon=0.0)
     assert np.abs(np.asarray(changed) - energies[1] / (energies[1] @ shares)).max() < 0.1
     assert np.abs(np.asarray(changed) - expected).max() > 0.1
@@ -219,8 +221,8 @@ def test_every_estimators_statistic_is_averaged_over_steps(estimator):
         )
         return apart, jax.value_and_grad(plain, has_aux=True)(params)
 
-    found, ((expected, averaged), slope) = jax.tree.map(np.asarray, both(PARAMS))
-    values, gradients, kept = found
+    averages, ((expected, averaged), slope) = jax.tree.map(np.asarray, both(PARAMS))
+    values, gradients, kept = averages
     np.testing.assert_allclose(kept, averaged, rtol=1e-12)
     np.testing.assert_allclose(values.risk + 2 * values.penalty, expected, rtol=1e-12)
     for name in PARAMS:

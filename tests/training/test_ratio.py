@@ -63,8 +63,8 @@ def test_the_jackknife_leaves_each_example_out_once(epsilon):
     energies = np.exp(np.asarray(random_states(3, 6, SIZE)))
     left_out = [ratio(np.delete(energies, b, axis=0).mean(axis=0), epsilon) for b in range(6)]
     expected = 5 * (np.mean(left_out, axis=0) - ratio(energies.mean(axis=0), epsilon))
-    found = ratio_bias(jax.device_put(energies), GRID, epsilon=epsilon)
-    np.testing.assert_allclose(found, expected, rtol=1e-11)
+    bias = ratio_bias(jax.device_put(energies), GRID, epsilon=epsilon)
+    np.testing.assert_allclose(bias, expected, rtol=1e-11)
 
 
 @pytest.mark.parametrize("largest", [1.0, 1e3], ids=["alike", "one has a fifth"])
@@ -78,9 +78,9 @@ def test_the_bias_of_a_large_batch_survives_half_of_the_digits(largest):
     energies[7] *= largest
     expected = ratio_bias(jax.device_put(energies), GRID)
     with jax.enable_x64(False):
-        found = ratio_bias(jnp.asarray(energies, "float32"), lim.graded_grid(SIZE, "float32"))
-    assert found.dtype == jnp.float32
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+        bias = ratio_bias(jnp.asarray(energies, "float32"), lim.graded_grid(SIZE, "float32"))
+    assert bias.dtype == jnp.float32
+    np.testing.assert_allclose(bias, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
 
 
 def test_its_derivative_is_a_difference():
@@ -90,9 +90,9 @@ def test_its_derivative_is_a_difference():
     def value(energies):
         return ratio_bias(energies, GRID) @ jnp.arange(1.0, 5.0)
 
-    found = jnp.vdot(jax.jit(jax.grad(value))(energies), change)
+    slope = jnp.vdot(jax.jit(jax.grad(value))(energies), change)
     expected = central_difference(value, energies, change)
-    np.testing.assert_allclose(found, expected, rtol=1e-8)
+    np.testing.assert_allclose(slope, expected, rtol=1e-8)
     np.testing.assert_allclose(jax.jvp(value, (energies,), (change,))[1], expected, rtol=1e-8)
 
 

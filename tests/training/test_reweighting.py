@@ -67,20 +67,24 @@ def test_the_first_order_step_is_that_of_the_update():
         )
         return jnp.abs(exact - weights - step).max(), jnp.abs(step).max(), GRID.weights @ step
 
-    found, steps, means = map(np.asarray, errors(rates))
-    assert abs(fitted_order(1 / rates, found) - 2) < 0.15
+    errors_of_rates, steps, means = map(np.asarray, errors(rates))
+    assert abs(fitted_order(1 / rates, errors_of_rates) - 2) < 0.15
     assert abs(fitted_order(1 / rates, steps) - 1) < 1e-10
     np.testing.assert_allclose(means, 0, atol=1e-15)
-    assert (found < steps / 2).all()
+    assert (errors_of_rates < steps / 2).all()
 
 
 def test_updates_have_unit_integral():
     # `eq:mask-aware-weight-update`.
     weights = of_unit_mean(1)
     at, density, target = on_device(weights, DENSITY, TARGET)
-    found = reweight_positions(at, density, target, GRID, rate=0.7, smallest=0.5, largest=1.0)
-    np.testing.assert_allclose(found, updated(weights, 0.7, 0.5, 1.0), rtol=1e-12)
-    assert found.max() > 1 and found.min() < 1  # clipped first, then brought to unit mean
+    density_after = reweight_positions(
+        at, density, target, GRID, rate=0.7, smallest=0.5, largest=1.0
+    )
+    np.testing.assert_allclose(density_after, updated(weights, 0.7, 0.5, 1.0), rtol=1e-12)
+    assert (
+        density_after.max() > 1 and density_after.min() < 1
+    )  # clipped first, then brought to unit mean
 
 
 def test_importance_weights_are_quotients_of_densities():
@@ -88,13 +92,13 @@ def test_importance_weights_are_quotients_of_densities():
     deployed = np.arange(7.0)
     trained = np.exp(np.arange(7.0) / 3)
     at_deployment, at_training = on_device(deployed, trained)
-    found = np.asarray(importance_weights(at_deployment, at_training, GRID))
+    weights = np.asarray(importance_weights(at_deployment, at_training, GRID))
     expected = (deployed / (CELLS @ deployed)) / (trained / (CELLS @ trained))
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(weights, expected, rtol=1e-12)
     errors = np.cos(np.arange(7.0))
     density = trained / (CELLS @ trained)
     risk = CELLS @ (deployed * errors) / (CELLS @ deployed)
-    np.testing.assert_allclose(CELLS @ (found * density * errors), risk, rtol=1e-12)
+    np.testing.assert_allclose(CELLS @ (weights * density * errors), risk, rtol=1e-12)
     with pytest.raises(RuntimeError, match="Train on these positions too"):
         importance_weights(jnp.ones(7), at_deployment, GRID)
 
@@ -186,13 +190,13 @@ def test_the_response_on_unequal_cells():
 
     @jax.jit
     def measured(weights):
-        found = response(stage, weights, jax.device_put(change), regions)
-        return found, index(weights), central_difference(index, weights, change)
+        response_ = response(stage, weights, jax.device_put(change), regions)
+        return response_, index(weights), central_difference(index, weights, change)
 
-    found, lim_, slope = jax.tree.map(np.asarray, measured(jax.device_put(weights)))
-    np.testing.assert_allclose(found.lim, lim_, rtol=1e-12)
-    np.testing.assert_allclose(found.change, slope, rtol=1e-7)
-    np.testing.assert_allclose(found.alignment, -slope / (change @ change), rtol=1e-7)
+    response_, lim_, slope = jax.tree.map(np.asarray, measured(jax.device_put(weights)))
+    np.testing.assert_allclose(response_.lim, lim_, rtol=1e-12)
+    np.testing.assert_allclose(response_.change, slope, rtol=1e-7)
+    np.testing.assert_allclose(response_.alignment, -slope / (change @ change), rtol=1e-7)
 
 
 def test_a_change_of_another_precision_is_refused():

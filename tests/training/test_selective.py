@@ -265,5 +265,5 @@ def test_a_models_own_margin_is_that_of_its_likeliest_words(monkeypatch):
     rows = np.asarray(model.logits(ids))[places]
     likeliest = rows.max(axis=1)
     others = [np.log(np.exp(np.delete(row, row.argmax())).sum()) for row in rows]
-    found = jax.jit(lambda ids: model.own_margin_loss(model.embed(ids, y), y))(ids)
-    np.testing.assert_allclose(found, weights @ (others - likeliest), rtol=1e-12)
+    margin = jax.jit(lambda ids: model.own_margin_loss(model.embed(ids, y), y))(ids)
+    np.testing.assert_allclose(margin, weights @ (others - likeliest), rtol=1e-12)

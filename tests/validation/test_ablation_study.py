@@ -39,8 +39,8 @@ def every_set(records):
 
 
 def test_ablations_are_distinct_sets_and_all_of_them_in_the_end():
-    found = random_ablations(4, 16, seed=3)
-    assert found.dtype == bool and sorted(found.tolist()) == sorted(every_set(4).tolist())
+    ablations = random_ablations(4, 16, seed=3)
+    assert ablations.dtype == bool and sorted(ablations.tolist()) == sorted(every_set(4).tolist())
     assert random_ablations(100, 3, seed=0).shape == (3, 100)
     with pytest.raises(ValueError, match="count: got 17 sets of 4 records, expected 1 to 16"):
         random_ablations(4, 17, seed=0)
@@ -101,14 +101,14 @@ def test_answers_are_those_of_each_context_alone(model, contexts, monkeypatch):
     """Of several lengths, in chunks of which one is not full."""
     monkeypatch.setattr(ablation_study, "TOKENS", (120, 120))
     answers = [np.array([65, 10, 7][: 1 + n % 3], np.int32) for n in range(11)]
-    found, likeliest = read_answers(model, contexts, answers, sizes=(32,))
-    assert found.shape == (11,) and found.dtype == np.float64
+    answers_read, likeliest = read_answers(model, contexts, answers, sizes=(32,))
+    assert answers_read.shape == (11,) and answers_read.dtype == np.float64
     pairs = zip(contexts, answers, strict=True)
     expected, first = zip(*(read(model, *pair) for pair in pairs), strict=True)
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    np.testing.assert_allclose(answers_read, expected, rtol=1e-10)
     assert likeliest.tolist() == list(first)
     more, _ = read_answers(model, contexts[:2], answers[:2], queries=5)
-    np.testing.assert_allclose(more, found[:2], rtol=1e-12)
+    np.testing.assert_allclose(more, answers_read[:2], rtol=1e-12)
     with pytest.raises(ValueError, match="ids: got 61 of them, expected at most 60"):
         read_answers(model, [np.zeros(59, np.int32)], [answers[2]])
 
@@ -144,10 +144,10 @@ def test_an_ablation_is_computed_once(model):
     pieces = [("ab", True), (" ", False), ("c", True), ("?", False)]
     prompts = [join_pieces(pieces, "", [0]), join_pieces(pieces[:1] + pieces[3:], "", [0])]
     answers = [np.array([66, 3], np.int32), np.array([9], np.int32)]
-    asked = []
+    calls = []
 
     def counting(contexts, answers, **options):
-        asked.extend(
+        calls.extend(
             (bytes(ids.tolist()).decode(), len(answer), options["name"])
             for ids, answer in zip(contexts, answers, strict=True)
         )
@@ -157,10 +157,10 @@ def test_an_ablation_is_computed_once(model):
     first, other = of(
         [np.array([[True, True], [False, True], [True, True]]), np.array([[True]])], name="some"
     )
-    assert asked == [("ab c?", 2, "some"), ("c?", 2, "some"), ("ab?", 1, "some")]
+    assert calls == [("ab c?", 2, "some"), ("c?", 2, "some"), ("ab?", 1, "some")]
     assert first[0] == first[2] != first[1] and other.shape == (1,)
     again, _ = of([np.array([[False, True], [True, False]]), np.array([[True]])], name="more")
-    assert asked[3:] == [("ab?", 2, "more")] and again[0] == first[1]
+    assert calls[3:] == [("ab?", 2, "more")] and again[0] == first[1]
     values = (
         ("ab c?", 0, first[0]),
         ("c?", 0, first[1]),
@@ -173,8 +173,8 @@ def test_an_ablation_is_computed_once(model):
 
 
 def test_the_highest_are_taken_out():
-    found = without_the_first(np.array([3, 0, 2, 1]), (1, 2, 4))
-    assert found.tolist() == [
+    sets = without_the_first(np.array([3, 0, 2, 1]), (1, 2, 4))
+    assert sets.tolist() == [
         [True, True, True, False],
         [False, True, True, False],
         [False, False, False, False],
@@ -187,8 +187,8 @@ def test_the_datamodeling_score_is_scipys_correlation_of_the_sums():
     scores = rng.standard_normal((3, 4))
     values = rng.standard_normal(12)
     scores[1] = [0, 0, 1, 0]  # of which many sums tie
-    found = datamodeling_score(scores, kept, values)
-    for row, one in zip(scores, found, strict=True):
+    score = datamodeling_score(scores, kept, values)
+    for row, one in zip(scores, score, strict=True):
         sums = [sum(row[kept[j]]) for j in range(12)]
         expected = np.asarray(stats.spearmanr(sums, values))[0]
         np.testing.assert_allclose(one, expected, rtol=1e-12)
@@ -208,11 +208,11 @@ def test_the_regression_of_all_sets_is_a_soft_threshold():
     true = np.array([2.0, -1.5, 0.4, 0.0])
     logits = kept @ true - 1
     values = -np.log1p(np.exp(-logits))
-    found = sparse_regression(kept, values, tokens, strength=strength)
+    regression = sparse_regression(kept, values, tokens, strength=strength)
     standard = 0.5 * true / tokens  # a fair coin's deviation, and the logit over the tokens
     shrunk = np.sign(standard) * np.maximum(np.abs(standard) - strength, 0)
     assert (shrunk == 0).sum() == 2
-    np.testing.assert_allclose(found, tokens * shrunk / 0.5, atol=1e-7)
+    np.testing.assert_allclose(regression, tokens * shrunk / 0.5, atol=1e-7)
     published = sparse_regression(kept, values, tokens)
     expected = np.sign(standard) * np.maximum(np.abs(standard) - 0.01, 0) * tokens / 0.5
     np.testing.assert_allclose(published, expected, atol=1e-7)
@@ -220,16 +220,18 @@ def test_the_regression_of_all_sets_is_a_soft_threshold():
 
 def test_a_regression_knows_nothing_of_what_never_changes_and_takes_certain_answers():
     kept = np.concatenate([every_set(2), np.ones((4, 1), bool)], axis=1)
-    found = sparse_regression(kept, np.array([-9.0, -1.0, -8.0, 0.0]), 1)
-    assert found[2] == 0 and np.isfinite(found).all() and found[0] > found[1] > 0
+    regression = sparse_regression(kept, np.array([-9.0, -1.0, -8.0, 0.0]), 1)
+    assert (
+        regression[2] == 0 and np.isfinite(regression).all() and regression[0] > regression[1] > 0
+    )
 
 
 def test_a_regression_without_scikit_learn_names_the_extra(monkeypatch):
     kept = every_set(2)
     values = -np.ones(4)
-    found = importlib.util.find_spec
+    find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        "lim_jax._checks.find_spec", lambda name: None if name == "sklearn" else found(name)
+        "lim_jax._checks.find_spec", lambda name: None if name == "sklearn" else find_spec(name)
     )
     with pytest.raises(ModuleNotFoundError, match=r'pip install "lim_jax\[faithfulness\]"'):
         sparse_regression(kept, values, 1)

@@ -30,7 +30,7 @@ def test_the_evidences_share_is_that_of_the_margins_gradient_and_its_hops_sum_to
     """By seed, with the gold record's two places; what comes by no hop is nothing."""
     models = drawn(partial(new_retriever, SETTING), count=2)
     examples = examples_of_every_place(SETTING, 2, key=jax.random.key(1))
-    found = evidence_record(SETTING, models, examples)
+    record = evidence_record(SETTING, models, examples)
     ids, y = answer_batch(examples)
 
     @eqx.filter_jit
@@ -42,8 +42,8 @@ def test_the_evidences_share_is_that_of_the_margins_gradient_and_its_hops_sum_to
     of_records = energies[:, :, :-1].reshape(2, -1, RECORDS, 2).sum(axis=3)
     gold = np.asarray(examples.gold)[:, 0]
     shares = of_records[:, np.arange(len(gold)), gold] / of_records.sum(axis=2)
-    np.testing.assert_allclose(found["evidence"], shares.mean(axis=1), rtol=1e-8)
-    hops = np.array(found["hops"])
+    np.testing.assert_allclose(record["evidence"], shares.mean(axis=1), rtol=1e-8)
+    hops = np.array(record["hops"])
     assert hops.shape == (2, 3)
     np.testing.assert_allclose(hops.sum(axis=1), 1)
     np.testing.assert_array_equal(hops[:, 0], 0)

@@ -220,7 +220,7 @@ def test_what_reads_the_whole_text_is_of_the_unpadded_context(model, found, unpa
     gradients = (along[0], margin)
     path = along[1:]
     scores = dict(zip(NAMES, found[5].scores, strict=True))
-    energies = [by_record((one**2).sum(axis=1), places) for one in gradients]
+    energies = [by_record((gradient**2).sum(axis=1), places) for gradient in gradients]
     product = by_record((x * gradients[0]).sum(axis=1), places)
     along = by_record(((x - start) * path.mean(axis=0)).sum(axis=1), places)
     shares = [energy / (one**2).sum() for energy, one in zip(energies, gradients, strict=True)]
@@ -235,10 +235,12 @@ def test_what_reads_the_whole_text_is_of_the_unpadded_context(model, found, unpa
     rollout = np.eye(len(x))
     for weights in attention:
         rollout = (weights.mean(axis=0) + np.eye(len(x))) / 2 @ rollout
-    asked = np.asarray(y.positions)
+    query_positions = np.asarray(y.positions)
     weights = np.asarray(y.weights)
     np.testing.assert_allclose(
-        scores["attention rollout"], by_record(weights @ rollout[asked], places), rtol=1e-6
+        scores["attention rollout"],
+        by_record(weights @ rollout[query_positions], places),
+        rtol=1e-6,
     )
     assert np.abs(shares[0] - shares[1]).max() > 1e-6
 
@@ -445,16 +447,16 @@ def test_a_run_goes_on_and_is_the_beginning_of_a_longer_one(model, found, checkp
     lines = checkpoint.read_bytes().splitlines(keepends=True)
     assert len(lines) == 4
     checkpoint.write_bytes(b"".join(lines[:3]) + lines[3][:50])
-    asked = []
+    calls = []
     whole = faithfulness._explain
 
     def counting(job, prompts, numbers):
-        asked.append(numbers)
+        calls.append(numbers)
         return whole(job, prompts, numbers)
 
     monkeypatch.setattr(faithfulness, "_explain", counting)
     again, seconds = explain_prompts(model, None, SETTING, checkpoint=checkpoint)
-    assert asked == [[4, 5]]
+    assert calls == [[4, 5]]
     for ours, theirs in zip(again, found, strict=True):
         np.testing.assert_array_equal(ours.scores, theirs.scores)
     # Of the chunk that was read back only what followed a compilation has seconds.
@@ -467,7 +469,7 @@ def test_a_run_goes_on_and_is_the_beginning_of_a_longer_one(model, found, checkp
     # What is left out for want of time is neither made nor given.
     longer = SETTING._replace(prompts=8)
     fewer, _ = explain_prompts(model, None, longer, checkpoint=checkpoint, progress=first_two)
-    assert len(asked) == 1 and len(fewer) == 6
+    assert len(calls) == 1 and len(fewer) == 6
     with pytest.raises(ValueError, match="of setting"):
         explain_prompts(model, None, SETTING._replace(tokens=2), checkpoint=checkpoint)
     other = replace(model, embedding_scale=2.0)
@@ -592,22 +594,22 @@ def test_a_kind_counts_its_prompts_and_answers(of_two_runs):
     one = of_two_runs.documents
     assert one["judged"] == len(of_two_runs.other_half) == 10
     assert one["prompts"] == 20 and one["parts"] == [5, 5, 5]
-    found = of_two_runs.run.prompts
-    assert one["right"] == np.mean([found[number].right for number in range(1, 40, 2)])
+    prompts = of_two_runs.run.prompts
+    assert one["right"] == np.mean([prompts[number].right for number in range(1, 40, 2)])
 
 
 @pytest.mark.slow
 def test_the_chosen_variant_is_judged_on_the_other_half(of_two_runs):
-    found = of_two_runs.documents["measures"]["mask-gradient"]["datamodeling score"]["value"]
-    np.testing.assert_allclose(found, np.mean(of_two_runs.correlations(OURS)), atol=1e-12)
+    value = of_two_runs.documents["measures"]["mask-gradient"]["datamodeling score"]["value"]
+    np.testing.assert_allclose(value, np.mean(of_two_runs.correlations(OURS)), atol=1e-12)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, column", [("random", NAMES.index("random")), (AT2, -1)])
 def test_drops_are_averaged_over_the_other_half(of_two_runs, name, column):
     drops = [row.drops[column, 1] for row in of_two_runs.other_half]
-    found = of_two_runs.documents["measures"][name]["top-3 drop"]["value"]
-    np.testing.assert_allclose(found, np.mean(drops))
+    value = of_two_runs.documents["measures"][name]["top-3 drop"]["value"]
+    np.testing.assert_allclose(value, np.mean(drops))
 
 
 @pytest.mark.slow

@@ -152,8 +152,8 @@ def test_a_shift_stands_with_its_gains_and_correlations():
     section = page.partition("## Position shift")[2].partition("\n## ")[0]
     (ours_row,) = rows(section, "Algorithm 1, probes")
     middles = {
-        name: np.array(found["16 records"]["accuracy"])[:, 4:12].mean(axis=1)
-        for name, found in results["shifts"].items()
+        name: np.array(shift["16 records"]["accuracy"])[:, 4:12].mean(axis=1)
+        for name, shift in results["shifts"].items()
     }
     ours = middles["Algorithm 1, probes"]
     assert ours_row[6] == f"{ours.mean():.3f}"
@@ -171,10 +171,12 @@ def test_recall_stands_by_its_steps_with_what_evidence_gains():
     section = page.partition("## Many questions in a context")[2].partition("\n## ")[0]
     assert "8 pairs in 48 places, 16 probes beside 32 contexts" in section
     assert "a step takes 1.5 times as long" in section
-    ends = [np.mean(one["accuracy"][-1]) for one in reversed(list(results["recalls"].values()))]
+    ends = [
+        np.mean(recall["accuracy"][-1]) for recall in reversed(list(results["recalls"].values()))
+    ]
     said = "after 50 steps at an accuracy of {:.2f}, and plain training at {:.2f}."
     assert said.format(*ends) in section
-    plain, ours = (np.array(one["accuracy"]) for one in results["recalls"].values())
+    plain, ours = (np.array(recall["accuracy"]) for recall in results["recalls"].values())
     (head,), (first,), (second,) = (
         rows(section, name) for name in ("after so many steps", "plain", "selective, own answers")
     )

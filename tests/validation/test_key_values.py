@@ -34,8 +34,8 @@ def test_the_pair_that_is_asked_for_stands_at_its_place(place):
     assert asked_of(prompt) == key and prompt.answer == value
     spelt = [json.loads("{" + prompt.text[start:end] + "}") for start, end in prompt.spans]
     assert spelt == [{key: value} for key, value in pairs]
-    found = encode(prompt)
-    records = found.records.tolist()
+    example = encode(prompt)
+    records = example.records.tolist()
     assert [records.count(number) for number in range(7)] == [2 + 5 + 6] * 7
 
 

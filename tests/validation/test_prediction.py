@@ -194,38 +194,38 @@ def predictions(made):
 
 
 def test_predictions_are_scipys_correlations_seed_by_seed(made, predictions):
-    found = predictions
-    assert len(found) == 2 * len(ATTRIBUTIONS) * len(SCORES)
+    rows = predictions
+    assert len(rows) == 2 * len(ATTRIBUTIONS) * len(SCORES)
     scores = dict(zip(SCORES, (made.scores[0], made.scores[1], -made.scores[2]), strict=True))
-    for one in found:
-        attributed = made.profile if one.of == "profile" else made.at_gold
+    for row in rows:
+        attributed = made.profile if row.of == "profile" else made.at_gold
         expected = np.array(
             [
                 np.nan if np.ptp(right) == 0 else np.asarray(stats.spearmanr(value, right))[0]
-                for value, right in zip(attributed[one.attribution], scores[one.score], strict=True)
+                for value, right in zip(attributed[row.attribution], scores[row.score], strict=True)
             ]
         )
-        np.testing.assert_allclose(one.correlations, expected, rtol=1e-12)
-        assert one.left_out == (one.score == "accuracy")
+        np.testing.assert_allclose(row.correlations, expected, rtol=1e-12)
+        assert row.left_out == (row.score == "accuracy")
         known = expected[~np.isnan(expected)]
-        value, low, high = one.interval
+        value, low, high = row.interval
         assert value == pytest.approx(known.mean())
         assert known.min() - 1e-12 <= low <= value <= high <= known.max() + 1e-12
-        assert one.record()["interval"] == {"value": value, "low": low, "high": high}
+        assert row.record()["interval"] == {"value": value, "low": low, "high": high}
 
 
 def test_the_table_has_a_row_for_each_attribution_and_says_what_was_left_out(predictions):
-    found = predictions
-    lines = prediction_table(found).splitlines()
+    rows = predictions
+    lines = prediction_table(rows).splitlines()
     assert len(lines) == 2 * (1 + len(ATTRIBUTIONS))
     line = lines[1 + ATTRIBUTIONS.index("occlusion")]
-    value, low, high = found[3 * ATTRIBUTIONS.index("occlusion")].interval
+    value, low, high = rows[3 * ATTRIBUTIONS.index("occlusion")].interval
     assert line.split()[0] == "occlusion"
     assert f"{value:+.2f} [{low:+.2f}, {high:+.2f}] -1" in line
 
 
 def test_networks_that_are_always_right_predict_nothing(made):
     always = made._replace(scores=made.scores._replace(accuracy=np.ones((4, 6))))
-    found = [one for one in predict(always) if one.score == "accuracy"]
-    assert all(one.left_out == 4 and np.isnan(one.interval).all() for one in found)
-    assert prediction_table(found).count("constant") == len(found)
+    rows = [prediction for prediction in predict(always) if prediction.score == "accuracy"]
+    assert all(row.left_out == 4 and np.isnan(row.interval).all() for row in rows)
+    assert prediction_table(rows).count("constant") == len(rows)

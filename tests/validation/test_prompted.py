@@ -45,10 +45,10 @@ def greedy(model):
     logits = eqx.filter_jit(lambda model, ids: model.logits(ids))
     example = drawn(1)
     window = example.window.copy()
-    asked = np.flatnonzero(example.weights)
-    for place in asked:  # what comes after it is not seen
+    query_positions = np.flatnonzero(example.weights)
+    for place in query_positions:  # what comes after it is not seen
         window[place + 1] = np.argmax(logits(model, jax.device_put(window[:-1]))[place])
-    return example._replace(window=window), asked
+    return example._replace(window=window), query_positions
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_prompts_are_asked_once_and_the_same_whether_interrupted_or_not(
 ):
     whole = ask_prompts(model, None, SETTING)
     checkpoint = tmp_path / "asked"
-    asked = []
+    calls = []
     assert whole.energies.shape == (6, 2, RECORDS) and whole.right.dtype == bool
     for number in range(6):
         found = prompted.answers(model, drawn(number), RECORDS)
@@ -119,7 +119,7 @@ def test_prompts_are_asked_once_and_the_same_whether_interrupted_or_not(
     answers = prompted.answers
 
     def counting(*arguments, **sizes):
-        asked.append(arguments)
+        calls.append(arguments)
         return answers(*arguments, **sizes)
 
     def interrupted(prompts):
@@ -129,9 +129,9 @@ def test_prompts_are_asked_once_and_the_same_whether_interrupted_or_not(
     monkeypatch.setattr(prompted, "answers", counting)
     with pytest.raises(KeyboardInterrupt):
         ask_prompts(model, None, SETTING, checkpoint=checkpoint, progress=interrupted)
-    assert len(asked) == 4
+    assert len(calls) == 4
     again = ask_prompts(model, None, SETTING, checkpoint=checkpoint)
-    assert len(asked) == 6
+    assert len(calls) == 6
     for ours, theirs in zip(again, whole, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     other = eqx.tree_at(lambda model: model.head, model, replace_fn=lambda head: 2 * head)
@@ -194,12 +194,21 @@ def test_profiles_and_scores_are_means_over_prompts(made, study):
         ours["at the gold record", name] = np.array(at_gold) / mean
         np.testing.assert_allclose(found.profile[name].value, ours["profile", name], rtol=1e-12)
         np.testing.assert_allclose(found.at_gold[name].value, at_gold / mean, rtol=1e-12)
-    for one in found.predictions:
-        place_scores = found.scores[one.score].value
-        expected = np.asarray(stats.spearmanr(ours[one.of, one.attribution], place_scores))[0]
-        assert one.interval.value == pytest.approx(expected)
-        assert one.correlations.tolist() == [one.interval.value] and one.left_out == 0
-    clear = [one for one in found.predictions if one.of == "profile" and one.score == "margin"]
+    for prediction in found.predictions:
+        place_scores = found.scores[prediction.score].value
+        expected = np.asarray(
+            stats.spearmanr(ours[prediction.of, prediction.attribution], place_scores)
+        )[0]
+        assert prediction.interval.value == pytest.approx(expected)
+        assert (
+            prediction.correlations.tolist() == [prediction.interval.value]
+            and prediction.left_out == 0
+        )
+    clear = [
+        prediction
+        for prediction in found.predictions
+        if prediction.of == "profile" and prediction.score == "margin"
+    ]
     assert clear[0].interval.low > 0.9 and clear[-1].interval.high < 0
     record = json.loads(json.dumps(found.record()))
     assert record["profile"]["influence, margin"]["error"] == pytest.approx(
@@ -232,6 +241,10 @@ def test_one_round_has_no_error_and_a_model_that_is_always_right_no_correlation(
     assert np.isinf(alone.scores["margin"].error).all()
     assert np.isinf(alone.profile["influence, margin"].error).all()
     always = prompted_study(made._replace(right=np.ones(240, bool)))
-    for one in always.predictions:
-        assert np.isnan(one.interval).all() == (one.score == "accuracy") == one.left_out
+    for prediction in always.predictions:
+        assert (
+            np.isnan(prediction.interval).all()
+            == (prediction.score == "accuracy")
+            == prediction.left_out
+        )
     assert prediction_table(always.predictions).count("constant") == 2 * len(PROMPTED)

@@ -160,11 +160,11 @@ def test_a_step_follows_answers_and_the_evidence_of_one_question_of_each_probe(m
 @pytest.mark.usefixtures("cheap")
 def test_arms_begin_alike_and_are_judged_after_every_stage(tmp_path):
     test = some(4, 5)
-    found = {
+    records = {
         arm: recall_record(SETTING, KEYS, arm, test=test, checkpoint=tmp_path / f"{arm}.run")
         for arm in RECALLED
     }
-    plain, ours = (found[name] for name in (PLAIN, SELECTIVE))
+    plain, ours = (records[name] for name in (PLAIN, SELECTIVE))
     assert plain["steps"] == ours["steps"] == [0, 1, 2]
     assert min(plain["seconds_per_step"], ours["seconds_per_step"]) > 0
     for name, shape in (("accuracy", (3, 2, 3)), ("risk", (3, 2))):
@@ -205,16 +205,16 @@ def made_record(shift, seconds, stages):
 
 def test_gains_are_paired_by_seed_at_equal_steps_and_at_equal_time():
     records = {PLAIN: made_record(1, 2.0, 3), SELECTIVE: made_record(2, 3.0, 3)}
-    found = recall_gains(records)
-    assert list(found) == [5, 10, 15]
+    gains = recall_gains(records)
+    assert list(gains) == [5, 10, 15]
     ours, plain = (np.mean(records[name]["accuracy"], axis=2) for name in (SELECTIVE, PLAIN))
-    for stage, steps in enumerate(found, start=1):
+    for stage, steps in enumerate(gains, start=1):
         apart = ours[stage] - plain[stage]
-        gain = found[steps].at_equal_steps
+        gain = gains[steps].at_equal_steps
         low, high = stats.t.interval(0.95, 2, apart.mean(), stats.sem(apart))
         np.testing.assert_allclose((gain.value, gain.low, gain.high), (apart.mean(), low, high))
     # 1.5 times as dear: 7.5 steps are half way from the first stage to the second.
-    first, second, last = (found[steps].at_equal_time for steps in found)
+    first, second, last = (gains[steps].at_equal_time for steps in gains)
     assert first is not None and second is not None and last is None
     halfway = (plain[1] + plain[2]) / 2
     np.testing.assert_allclose(first.value, (ours[1] - halfway).mean())

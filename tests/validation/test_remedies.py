@@ -339,8 +339,8 @@ def test_observability_pulls_down_its_own_slope():
 
 def test_the_middle_is_what_the_law_of_edges_leaves():
     values = np.random.default_rng(0).uniform(size=(2, 3, 11))
-    found = retrievers.in_the_middle(jax.device_put(values))
-    np.testing.assert_allclose(found, values[:, :, 2:9].mean(axis=2))
+    middle = retrievers.in_the_middle(jax.device_put(values))
+    np.testing.assert_allclose(middle, values[:, :, 2:9].mean(axis=2))
     assert (np.asarray(middle_law(11, odds=0.0))[2:9] > 0).all()
 
 

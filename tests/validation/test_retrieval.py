@@ -58,12 +58,12 @@ def test_keys_and_values_are_uniform(key_values):
 def test_every_pair_is_recalled_once_where_its_key_stands_again(recalls):
     for window, weights, gold in zip(recalls.window, recalls.weights, recalls.gold, strict=True):
         pairs = dict(window[:6].reshape(3, 2).tolist())
-        asked = np.flatnonzero(weights)
-        assert len(pairs) == 3 and (asked >= 6).all() and (asked % 2 == 0).all()
-        np.testing.assert_allclose(weights[asked], 1 / 3)
-        assert [list(pairs).index(window[at]) for at in asked] == gold.tolist()
-        assert [pairs[window[at]] for at in asked] == window[asked + 1].tolist()
-        rest = np.delete(window[6:], np.concatenate([asked - 6, asked - 5]))
+        query_positions = np.flatnonzero(weights)
+        assert len(pairs) == 3 and (query_positions >= 6).all() and (query_positions % 2 == 0).all()
+        np.testing.assert_allclose(weights[query_positions], 1 / 3)
+        assert [list(pairs).index(window[at]) for at in query_positions] == gold.tolist()
+        assert [pairs[window[at]] for at in query_positions] == window[query_positions + 1].tolist()
+        rest = np.delete(window[6:], np.concatenate([query_positions - 6, query_positions - 5]))
         assert rest.min() >= 9 and rest.max() <= 12
     np.testing.assert_array_equal(recalls.records[0], [0, 0, 1, 1, 2, 2] + [-1] * 18)
 
@@ -78,6 +78,6 @@ def test_the_gap_to_a_query_follows_the_power_law(recalls):
 def test_records_weights_are_their_parts_of_the_integral():
     records = np.array([1, -1, 0, 1, 1], np.int32)
     cells = np.array([0.1, 0.3, 0.2, 0.15, 0.25])
-    found = tasks.record_weights(jax.device_put(records), jax.device_put(cells), 3)
+    weights = tasks.record_weights(jax.device_put(records), jax.device_put(cells), 3)
     expected = [[0, 0, 0.2, 0, 0], [0.1, 0, 0, 0.15, 0.25], [0, 0, 0, 0, 0]]
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(weights, expected)

@@ -78,11 +78,11 @@ def test_scores_are_means_over_the_examples_of_a_gold_place(judged):
         "cross_entropy": logsumexp(last, axis=1) - last[rows, answers],
     }
     for name, values in each.items():
-        found = getattr(scores, name)
+        means = getattr(scores, name)
         gold = examples.gold[:, 0]
-        assert found.shape == (3,) and np.isnan(found[1])
+        assert means.shape == (3,) and np.isnan(means[1])
         for place in (0, 2):
-            assert found[place] == pytest.approx(values[gold == place].mean(), rel=1e-12)
+            assert means[place] == pytest.approx(values[gold == place].mean(), rel=1e-12)
 
 
 def test_examples_ask_for_every_place_as_often_as_for_any_other():

@@ -31,9 +31,9 @@ def networks():
 
 
 def test_a_longer_context_has_the_same_words_and_more_records():
-    found = shifting.in_longer_contexts(SETTING, 2)
-    assert found == SETTING._replace(task=KeyValueTask(4, 4, 3))
-    assert found.task.vocabulary == SETTING.task.vocabulary
+    setting = shifting.in_longer_contexts(SETTING, 2)
+    assert setting == SETTING._replace(task=KeyValueTask(4, 4, 3))
+    assert setting.task.vocabulary == SETTING.task.vocabulary
 
 
 @pytest.mark.slow
@@ -54,15 +54,17 @@ def test_a_shift_asks_for_every_place_of_both_lengths(monkeypatch):
     monkeypatch.setattr(shifting, "record_scores", record_scores)
     monkeypatch.setattr(shifting, "scores_by_place", scores_by_place)
     models = networks()
-    found = shifting.shift_record(SETTING, models, test=5, attributed=2, key=jax.random.key(0))
-    assert list(found) == ["2 records", "4 records"]
-    assert found["2 records"]["accuracy"] == 3 * [[5, 5, 0, 0, 0]]
-    assert found["4 records"]["accuracy"] == 3 * [[5, 5, 5, 5, 0]]
+    record = shifting.shift_record(SETTING, models, test=5, attributed=2, key=jax.random.key(0))
+    assert list(record) == ["2 records", "4 records"]
+    assert record["2 records"]["accuracy"] == 3 * [[5, 5, 0, 0, 0]]
+    assert record["4 records"]["accuracy"] == 3 * [[5, 5, 5, 5, 0]]
     slopes = np.asarray(models.head)[:, :1, 0] ** 2
-    np.testing.assert_allclose(found["4 records"]["influence"], slopes * np.arange(4)[None])
-    for one in found["4 records"]["predictions"]:
-        falling = (one["of"] == "at the gold record") != (one["score"] == "minus cross-entropy")
-        np.testing.assert_allclose(one["correlations"], 3 * [-1 if falling else 1])
+    np.testing.assert_allclose(record["4 records"]["influence"], slopes * np.arange(4)[None])
+    for prediction in record["4 records"]["predictions"]:
+        falling = (prediction["of"] == "at the gold record") != (
+            prediction["score"] == "minus cross-entropy"
+        )
+        np.testing.assert_allclose(prediction["correlations"], 3 * [-1 if falling else 1])
 
 
 def test_all_seeds_are_asked_the_same():

@@ -143,9 +143,9 @@ def test_a_shift_is_drawn_length_by_length():
         itertools.product(("8 records", "16 records"), ("accuracy", "influence")),
         strict=True,
     ):
-        for line, found in zip(axes.lines, RESULTS["shifts"].values(), strict=True):
+        for line, shift in zip(axes.lines, RESULTS["shifts"].values(), strict=True):
             np.testing.assert_allclose(
-                np.array(line.get_ydata()), np.mean(found[length][part], axis=0)
+                np.array(line.get_ydata()), np.mean(shift[length][part], axis=0)
             )
     assert named(figure) == list(RESULTS["shifts"])
     assert_nothing_is_cut(figure)
@@ -172,11 +172,11 @@ def test_a_published_models_records_have_bars_of_two_errors():
 
     names = ("influence, margin", "gradient times input, margin", "normalised influence, margin")
     profile, at_gold = ({name: estimate() for name in names} for _ in "ab")
-    found = PromptedStudy(profile, at_gold, {"margin": estimate(), "accuracy": estimate()}, [])
-    figure = prompted_records(found, "a model")
+    study = PromptedStudy(profile, at_gold, {"margin": estimate(), "accuracy": estimate()}, [])
+    figure = prompted_records(study, "a model")
     upper, lower = figure.axes
     drawn = [*drawn_bars(upper), *drawn_bars(lower)]
-    shown = [profile[names[0]], profile[names[2]], found.scores["accuracy"]]
+    shown = [profile[names[0]], profile[names[2]], study.scores["accuracy"]]
     for bars, one in zip(drawn, shown, strict=True):
         np.testing.assert_array_equal(bars.lines[0].get_ydata(), one.value)
         np.testing.assert_array_equal(bars.lines[0].get_xdata(), np.arange(1, 6))
@@ -189,11 +189,11 @@ def test_a_published_models_records_have_bars_of_two_errors():
 
 def test_a_trained_models_accuracy_is_drawn_by_place():
     """A column for each arm: before, early on, and in the end."""
-    found = made_tuning()
-    figure = tuned_places(found, "a model")
+    results = made_tuning()
+    figure = tuned_places(results, "a model")
     grid = np.array(figure.axes).reshape(2, 3)
     for row, (length, records) in zip(grid, (("short", 8), ("longer", 9)), strict=True):
-        for axes, (name, arm) in zip(row, found["arms"].items(), strict=True):
+        for axes, (name, arm) in zip(row, results["arms"].items(), strict=True):
             assert axes.get_title() == f"{name}, {records} records"
             course = np.array(arm[length]["accuracy"])
             for line, stage in zip(axes.lines, range(3), strict=True):
@@ -204,10 +204,10 @@ def test_a_trained_models_accuracy_is_drawn_by_place():
 
 
 def test_a_trained_models_accuracy_is_drawn_over_seconds():
-    found = made_tuning()
-    figure = tuned_course(found, "a model")
+    results = made_tuning()
+    figure = tuned_course(results, "a model")
     (axes,) = figure.axes
-    pairs = [(arm, length) for arm in found["arms"].values() for length in ("short", "longer")]
+    pairs = [(arm, length) for arm in results["arms"].values() for length in ("short", "longer")]
     for container, (arm, length) in zip(drawn_bars(axes), pairs, strict=True):
         line, _, (bars,) = container.lines
         by_seed = np.array(arm[length]["accuracy"]).mean(axis=2)
@@ -223,8 +223,8 @@ def test_a_trained_models_accuracy_is_drawn_over_seconds():
 
 
 def test_faithfulness_stands_over_its_cost():
-    found = made_faithfulness()["kinds"]
-    figure = faithfulness_against_cost(found, "small")
+    kinds = made_faithfulness()["kinds"]
+    figure = faithfulness_against_cost(kinds, "small")
     alone = ("influence", "integrated gradients", "leave-one-out")
     methods = {
         "mask gradient and path": ("mask-gradient", "mask-path on 4"),
@@ -236,7 +236,7 @@ def test_faithfulness_stands_over_its_cost():
     shown = ("datamodeling score", "datamodeling score", "top-3 drop", "top-3 drop")
     for number, (axes, measure) in enumerate(zip(figure.axes, shown, strict=True)):
         kind = ("keys and values, 10 records", "sentences")[number % 2]
-        measures = {name: of[measure] for name, of in found[kind]["measures"].items()}
+        measures = {name: of[measure] for name, of in kinds[kind]["measures"].items()}
         bars = drawn_bars(axes)
         assert axes.get_xscale() == "log"
         for names, bar in zip(methods.values(), bars, strict=True):
@@ -244,7 +244,7 @@ def test_faithfulness_stands_over_its_cost():
             costs, values = line.get_data()
             assert values.tolist() == [measures[name]["value"] for name in names]
             for name, cost, segment in zip(names, costs, upright.get_segments(), strict=True):
-                passes, gradients = found[kind]["costs"][name].values()
+                passes, gradients = kinds[kind]["costs"][name].values()
                 assert abs(np.log(cost / (passes + 2 * gradients))) < 0.15
                 ends = [measures[name]["low"], measures[name]["high"]]
                 np.testing.assert_allclose(segment[:, 1], ends)

@@ -41,35 +41,37 @@ def given_by(monkeypatch, *parts):
 
 
 def test_a_study_writes_its_numbers_a_page_and_figures(monkeypatch, tmp_path, capsys):
-    asked = []
+    calls = []
 
     def validate(preset, *, seed, folder, progress):
-        asked.append((preset, seed, folder, list(progress(["one"]))))
+        calls.append((preset, seed, folder, list(progress(["one"]))))
         return made_results()
 
     monkeypatch.setattr(runs, "validate", validate)
     out = tmp_path / "study"
     assert command(["--full", "--seed", "3", "--out", str(out)]) == 0
-    ((preset, seed, folder, _),) = asked
+    ((preset, seed, folder, _),) = calls
     assert (preset, seed) == (presets()["full"], 3) and folder.parent == out
     assert json.loads((out / "study.json").read_text())["arms"] == made_results()["arms"]
     page = (out / "study.md").read_text()
     figures = [line[2:].partition("]")[0] for line in page.splitlines() if line.startswith("![")]
     assert len(figures) == 7 and all((out / name).exists() for name in figures)
     printed = capsys.readouterr().out
-    found = "Of 1 remedy 1 raises accuracy in the middle of the context at equal steps (Algorithm 1"
-    assert "**" not in printed and found in printed and found in page
+    finding = (
+        "Of 1 remedy 1 raises accuracy in the middle of the context at equal steps (Algorithm 1"
+    )
+    assert "**" not in printed and finding in printed and finding in page
     assert command(["--overwrite", "--out", str(out)]) == 0
-    assert asked[1][0] == presets()["quick"]
+    assert calls[1][0] == presets()["quick"]
 
 
 @pytest.mark.slow
 def test_a_published_model_is_asked_in_text(monkeypatch, tmp_path):
     rng = np.random.default_rng(0)
-    asked = []
+    calls = []
 
     def ask_prompts(model, tokenizer, setting, *, checkpoint, progress):
-        asked.append((model, tokenizer, setting, checkpoint.parent.parent))
+        calls.append((model, tokenizer, setting, checkpoint.parent.parent))
         count = setting.prompts
         records = setting.records
         return Answers(
@@ -84,12 +86,12 @@ def test_a_published_model_is_asked_in_text(monkeypatch, tmp_path):
     out = tmp_path / "asked"
     arguments = ["--model", str(tmp_path / "small.gguf"), "--prompts", "12", "--records", "3", "4"]
     assert command([*arguments, "--out", str(out)]) == 0
-    assert [(setting.records, setting.prompts) for _, _, setting, _ in asked] == [(3, 12), (4, 12)]
-    assert {one[:2] for one in asked} == {("network", "tokenizer")}
-    found = json.loads((out / "prompted.json").read_text())
-    assert list(found) == ["3 records", "4 records"] and found["3 records"]["prompts"] == 12
+    assert [(setting.records, setting.prompts) for _, _, setting, _ in calls] == [(3, 12), (4, 12)]
+    assert {one[:2] for one in calls} == {("network", "tokenizer")}
+    document = json.loads((out / "prompted.json").read_text())
+    assert list(document) == ["3 records", "4 records"] and document["3 records"]["prompts"] == 12
     page = (out / "prompted.md").read_text()
-    accuracy = found["4 records"]["scores"]["accuracy"]["value"]
+    accuracy = document["4 records"]["scores"]["accuracy"]["value"]
     row = [line for line in page.splitlines() if line.startswith("| accuracy |")][1]
     assert [float(cell.split(" ")[1]) for cell in row.split("|")[2:-1]] == pytest.approx(
         accuracy, abs=5e-3
@@ -104,10 +106,10 @@ def test_one_study_at_a_time(tmp_path):
 
 
 def test_a_published_model_is_trained_further(monkeypatch, tmp_path, capsys):
-    asked = []
+    calls = []
 
     def tune(model, tokenizer, tuning, *, seed, folder, progress):
-        asked.append((model, tokenizer, tuning, seed, folder, list(progress(["one"]))))
+        calls.append((model, tokenizer, tuning, seed, folder, list(progress(["one"]))))
         return made_tuning()
 
     monkeypatch.setattr(train_published, "tune", tune)
@@ -116,7 +118,7 @@ def test_a_published_model_is_trained_further(monkeypatch, tmp_path, capsys):
     out = tmp_path / "trained"
     arguments = ["--model", str(tmp_path / "small.gguf"), "--train", "--seed", "3"]
     assert command([*arguments, "--out", str(out)]) == 0
-    ((model, tokenizer, tuning, seed, folder, _),) = asked
+    ((model, tokenizer, tuning, seed, folder, _),) = calls
     assert (model, tokenizer) == ("network", "tokenizer")
     assert (tuning, seed, folder) == (Tuning(), 3, out / "unfinished")
     assert json.loads((out / "tuning.json").read_text())["arms"] == made_tuning()["arms"]
@@ -141,12 +143,12 @@ CHUNKS = ["one", "two", "three"]
 @pytest.fixture
 def explained_by(monkeypatch):
     """What prompts were explained with: of made scores, on a network that nobody reads."""
-    asked = []
+    calls = []
 
     def explain_prompts(model, tokenizer, setting, *, end, checkpoint, progress):
         rng = np.random.default_rng(0)
         names = attributions(setting)
-        asked.append((model, tokenizer, setting, end, checkpoint.name, list(progress(CHUNKS))))
+        calls.append((model, tokenizer, setting, end, checkpoint.name, list(progress(CHUNKS))))
 
         def explained():
             kept = rng.uniform(size=(6, 10)) < 0.5
@@ -159,16 +161,16 @@ def explained_by(monkeypatch):
 
     monkeypatch.setattr(judge, "explain_prompts", explain_prompts)
     given_by(monkeypatch, "network", "tokenizer", None, (2,))
-    return asked
+    return calls
 
 
 @pytest.fixture
 def learnt_in(monkeypatch):
     """Where weights of heads were learnt, which score as the first attribution does."""
-    asked = []
+    calls = []
 
     def learn_heads(model, tokenizer, runs, *, folder, end, progress):
-        asked.append((model, tokenizer, folder.name, end))
+        calls.append((model, tokenizer, folder.name, end))
 
         def with_ours(one):
             scores, drops = (np.vstack([rows, rows[0]]) for rows in (one.scores, one.drops))
@@ -176,13 +178,13 @@ def learnt_in(monkeypatch):
 
         learnt = {"prompts": 8, "ablations": 48, "heads": 270, "strength": 1.0}
         judged = {
-            name: run._replace(prompts=[with_ours(one) for one in run.prompts])
+            name: run._replace(prompts=[with_ours(prompt) for prompt in run.prompts])
             for name, run in runs.items()
         }
         return judged, learnt
 
     monkeypatch.setattr(judge, "learn_heads", learn_heads)
-    return asked
+    return calls
 
 
 @pytest.fixture
@@ -206,10 +208,10 @@ def test_prompts_are_explained_in_every_quick_setting(judged, explained_by, lear
 
 @pytest.mark.slow
 def test_faithfulness_is_written_by_kinds_with_its_settings(judged):
-    found = json.loads((judged / "faithfulness.json").read_text())
+    document = json.loads((judged / "faithfulness.json").read_text())
     settings = {name: one._asdict() for name, one in QUICK.items()}
-    assert found["settings"] == json.loads(json.dumps(settings))
-    assert list(found["kinds"]) == [
+    assert document["settings"] == json.loads(json.dumps(settings))
+    assert list(document["kinds"]) == [
         "keys and values, 10 records",
         "documents, 10 records",
         "keys and values, 40 records",
@@ -220,7 +222,7 @@ def test_faithfulness_is_written_by_kinds_with_its_settings(judged):
 @pytest.mark.slow
 def test_the_page_of_faithfulness_has_its_numbers_and_a_figure(judged, capsys):
     kinds = json.loads((judged / "faithfulness.json").read_text())["kinds"].values()
-    scores = [one["measures"]["influence"]["datamodeling score"]["value"] for one in kinds]
+    scores = [kind["measures"]["influence"]["datamodeling score"]["value"] for kind in kinds]
     page = (judged / "faithfulness.md").read_text()
     for text in (page, capsys.readouterr().out):
         assert f"influence {min(scores):.2f} to {max(scores):.2f} for 3 passes" in text

@@ -56,15 +56,15 @@ def made_rows(seeds=8):
 
 
 def test_a_threshold_of_one_half_is_judged_on_the_other():
-    found = support.judge_statistic(made_rows(), "given")
-    assert found["auroc"] == found["low"] == found["high"] == 1
-    assert found["threshold"] == 0.75 and found["supported that fail"] == 0
+    judgement = support.judge_statistic(made_rows(), "given")
+    assert judgement["auroc"] == judgement["low"] == judgement["high"] == 1
+    assert judgement["threshold"] == 0.75 and judgement["supported that fail"] == 0
     low = [
         row | {"given": 0.0 if row["supported"] and row["seed"] == 3 else row["given"]}
         for row in made_rows()
     ]
-    found = support.judge_statistic(low, "given")
-    assert found["supported that fail"] == 1 / 4 and found["low"] < found["auroc"] < 1
+    judgement = support.judge_statistic(low, "given")
+    assert judgement["supported that fail"] == 1 / 4 and judgement["low"] < judgement["auroc"] < 1
 
 
 def test_the_page_is_that_of_its_table():

@@ -76,14 +76,14 @@ def without_times(found):
 @pytest.mark.slow
 def test_what_is_run_is_what_is_recorded(model, seen):
     """Every stage of every arm, from the same beginning; numbers by Adam written out."""
-    found = tuned.tune(model, None, TUNING, seed=3)
-    assert json.loads(json.dumps(found)) == found
-    assert found["tuning"]["short"] == SHORT._asdict() and found["tuning"]["rate"] == 0.01
+    record = tuned.tune(model, None, TUNING, seed=3)
+    assert json.loads(json.dumps(record)) == record
+    assert record["tuning"]["short"] == SHORT._asdict() and record["tuning"]["rate"] == 0.01
     rows = trained_rows(model, 1)
-    assert found["trained"] == sum(leaf.size for leaf in jax.tree.leaves(rows))
-    assert list(found["arms"]) == [PLAIN, SELECTIVE, ALONE]
+    assert record["trained"] == sum(leaf.size for leaf in jax.tree.leaves(rows))
+    assert list(record["arms"]) == [PLAIN, SELECTIVE, ALONE]
     texts = tuned._texts(TUNING, None, range(3, 5), "float64")
-    for name, arm in found["arms"].items():
+    for name, arm in record["arms"].items():
         assert arm["steps"] == [0, 2, 4, 6]
         assert len(arm["seconds_per_step"]) == 2 and min(arm["seconds_per_step"]) > 0
         for number, seed in enumerate((3, 4)):
@@ -126,20 +126,22 @@ def test_texts_are_of_their_laws_and_no_two_alike():
     """Training asks at the edges, probes and tests anywhere."""
     many = TUNING._replace(every=15)
     texts = tuned._texts(many, None, range(2), "float32")
-    training = np.concatenate([each.gold for one in texts.values() for each in one.training])
-    probes = np.concatenate([each.gold for one in texts.values() for each in one.probes])
+    training = np.concatenate([each.gold for text in texts.values() for each in text.training])
+    probes = np.concatenate([each.gold for text in texts.values() for each in text.probes])
     assert len(training) == 2 * 45 * 3 and len(probes) == 2 * 45 * 2
     shares = np.bincount(training, minlength=5) / len(training)
     law = np.array([1, 0.02, 0.02, 0.02, 1]) / 2.06
     np.testing.assert_allclose(shares, law, atol=0.1)
     np.testing.assert_allclose(np.bincount(probes, minlength=5) / len(probes), 0.2, atol=0.1)
-    for one in texts.values():
-        assert [each.gold.tolist() for each in one.short] == [list(range(5))] * 2
-        assert [each.gold.tolist() for each in one.longer] == [list(range(7))]
-        assert all(each.pools.shape[1] == 7 for each in one.longer)
-    short = [row for one in texts.values() for part in one[:3] for each in part for row in each.ids]
+    for text in texts.values():
+        assert [each.gold.tolist() for each in text.short] == [list(range(5))] * 2
+        assert [each.gold.tolist() for each in text.longer] == [list(range(7))]
+        assert all(each.pools.shape[1] == 7 for each in text.longer)
+    short = [
+        row for text in texts.values() for part in text[:3] for each in part for row in each.ids
+    ]
     assert len({row.tobytes() for row in map(np.asarray, short)}) == len(short) == 2 * (45 * 5 + 10)
-    shapes = {each.ids.shape[1] for one in texts.values() for part in one[:3] for each in part}
+    shapes = {each.ids.shape[1] for text in texts.values() for part in text[:3] for each in part}
     assert len(shapes) == 1, "one program for each length"
 
 
@@ -152,7 +154,7 @@ def test_all_arms_of_a_seed_see_the_same_and_only_their_own(model, seen):
         training, probes, strengths = zip(*(steps[i] for i in indices), strict=True)
         assert set(strengths) == {0.3}
         assert all((one is None) == (arm == ALONE) for one in training)
-        assert all((one is None) == (arm == PLAIN) for one in probes)
+        assert all((probe is None) == (arm == PLAIN) for probe in probes)
         for seen_ones, own in ((training, texts.training), (probes, texts.probes)):
             for one, other in zip(seen_ones[-STEPS:], own, strict=True):
                 if one is not None:
@@ -197,19 +199,19 @@ def test_gains_are_paired_by_seed():
     def course(arm, length="short"):
         return np.array(arms[arm][length]["accuracy"]).mean(axis=2)
 
-    found = tuning_gains(results, SELECTIVE)
-    assert list(found) == [4, 8]
+    gains = tuning_gains(results, SELECTIVE)
+    assert list(gains) == [4, 8]
     for stage, steps in ((1, 4), (2, 8)):
         ours = course(SELECTIVE)[stage]
         theirs = course(PLAIN)[stage]
         test = stats.ttest_rel(ours, theirs).confidence_interval(0.95)
-        np.testing.assert_allclose(found[steps].accuracy, [(ours - theirs).mean(), *test])
+        np.testing.assert_allclose(gains[steps].accuracy, [(ours - theirs).mean(), *test])
         middles = [
             np.array(arms[arm]["short"]["accuracy"])[stage, :, 2:6].mean(axis=1)
             for arm in (SELECTIVE, PLAIN)
         ]
-        np.testing.assert_allclose(found[steps].middle.value, np.mean(middles[0] - middles[1]))
-        np.testing.assert_allclose(found[steps].cross_entropy.value, (theirs - ours).mean())
+        np.testing.assert_allclose(gains[steps].middle.value, np.mean(middles[0] - middles[1]))
+        np.testing.assert_allclose(gains[steps].cross_entropy.value, (theirs - ours).mean())
     at_time = tuning_gains(results, SELECTIVE, AT_EQUAL_TIME)
     assert list(at_time) == [4], "eight steps take as long as twelve plain ones"
     between = course(SELECTIVE)[1] - course(PLAIN)[1:].mean(axis=0)  # after six steps

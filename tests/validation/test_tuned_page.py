@@ -59,8 +59,8 @@ def test_the_first_sentence_is_what_was_found():
     accuracy[1:, 1] -= 0.3
     results["arms"][SELECTIVE]["longer"]["accuracy"] = accuracy.tolist()
     page = tuning_page(results, "a model")
-    found = page.split("\n\n")[1]
-    first, second = found.split("** ")
+    sentence = page.split("\n\n")[1]
+    first, second = sentence.split("** ")
     ends = {name: np.mean(arm["short"]["accuracy"][-1]) for name, arm in results["arms"].items()}
     begun = np.mean(results["arms"]["plain"]["short"]["accuracy"][0])
     assert first == (

@@ -58,8 +58,8 @@ def batch(examples):
 
 
 def names(tree):
-    found = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in found}
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
 
 TRAINED = {
@@ -172,9 +172,9 @@ def apart(first, second):
 def test_a_steps_gradient_is_that_of_answers_and_of_the_evidences_share():
     """By differences of what is written out; half of the own answers are not the true ones."""
     rows = tuning.trained_rows(network(), LAST)
-    contexts = [(jax.device_put(one.window[:-1]), asked_at(one)[0]) for one in PROBES]
+    contexts = [(jax.device_put(probe.window[:-1]), asked_at(probe)[0]) for probe in PROBES]
     answers = tuple(int(one) for one in likeliest(network(), contexts))
-    true = [int(one.window[asked_at(one)[0] + 1]) for one in PROBES]
+    true = [int(probe.window[asked_at(probe)[0] + 1]) for probe in PROBES]
     assert answers[0] != true[0]
     direction = randomised(rows, 7)
     slope, of_penalty = difference_by_calls(lambda rows: truth(rows, answers), rows, direction)
@@ -198,8 +198,10 @@ def test_where_nothing_is_learnt_of_nothing_is_added(monkeypatch):
         made = lambda rows, model, batch, factor=factor: factor * batch * rows  # noqa: E731
         monkeypatch.setattr(tuning, name, made)
     given: list[Any] = [(3.0, None), (None, 5.0), (3.0, 5.0), (None, 50.0)]
-    found = [tuning.tuning_gradient(network(), jnp.array(2.0), *of, strength=0.5) for of in given]
-    np.testing.assert_allclose(found, [3, 0.25, 3.25, 1])
+    gradients = [
+        tuning.tuning_gradient(network(), jnp.array(2.0), *of, strength=0.5) for of in given
+    ]
+    np.testing.assert_allclose(gradients, [3, 0.25, 3.25, 1])
 
 
 @pytest.mark.slow
@@ -211,8 +213,8 @@ def test_no_word_of_a_probes_answer_is_read():
     for row, one in zip(ids, EXAMPLES, strict=True):
         row[asked_at(one)[1:]] ^= 1
     other = other._replace(ids=jax.device_put(ids), y=other.y._replace(targets=other.y.targets ^ 1))
-    found = [compiled(network(), rows, told, probes, 1.0) for probes in (told, other)]
-    for one, another in zip(*map(jax.tree.leaves, found), strict=True):
+    gradients = [compiled(network(), rows, told, probes, 1.0) for probes in (told, other)]
+    for one, another in zip(*map(jax.tree.leaves, gradients), strict=True):
         np.testing.assert_allclose(one, another, rtol=1e-9, atol=1e-15)
 
 
@@ -227,7 +229,7 @@ def test_a_model_is_judged_by_place():
     for place in asked_at(first):
         window[place + 1] = np.argmax(logits(window[:-1])[place])
     rounds = [[first._replace(window=window), EXAMPLES[1]], [EXAMPLES[0], PROBES[0]]]
-    found = tuning.judge(model, rows, [batch(one) for one in rounds])
+    judgement = tuning.judge(model, rows, [batch(one) for one in rounds])
     expected = np.zeros((3, 2))
     for one in rounds:
         for number, prompt in enumerate(one):
@@ -239,8 +241,8 @@ def test_a_model_is_judged_by_place():
             others = np.log(np.exp(z).sum(axis=1) - np.exp(picked))
             right = (z.argmax(axis=1) == answers).all()
             expected[:, number] += (right, (picked - others).mean(), (total - picked).mean())
-    np.testing.assert_allclose(np.stack(found), expected / 2, rtol=1e-10)
-    assert 0 < found.accuracy[0] < 1
+    np.testing.assert_allclose(np.stack(judgement), expected / 2, rtol=1e-10)
+    assert 0 < judgement.accuracy[0] < 1
 
 
 def test_a_batch_of_texts_is_padded_and_knows_its_records():

@@ -28,17 +28,17 @@ from lim_jax.cost import job_cost
 def test_a_gain_is_that_of_the_last_step_seed_by_seed():
     arm = made_arm(2, seconds=0.03, after=0.25)
     plain = made_arm(1, after=0.05)
-    found = gain(arm, plain)
+    difference = gain(arm, plain)
     ours, theirs = (np.array(record["accuracy"])[-1] for record in (arm, plain))
-    np.testing.assert_allclose(found.accuracy.value, (ours - theirs).mean())
-    np.testing.assert_allclose(found.middle.value, 0.2)
-    np.testing.assert_allclose(found.time, 3)
+    np.testing.assert_allclose(difference.accuracy.value, (ours - theirs).mean())
+    np.testing.assert_allclose(difference.middle.value, 0.2)
+    np.testing.assert_allclose(difference.time, 3)
     risk = np.array(arm["risk"][-1]) - np.array(plain["risk"][-1])
     expected = stats.t.interval(0.95, 2, risk.mean(), stats.sem(risk))
-    np.testing.assert_allclose((found.risk.low, found.risk.high), expected)
+    np.testing.assert_allclose((difference.risk.low, difference.risk.high), expected)
     lim = np.array(arm["answer_lim"]) - np.array(plain["answer_lim"])
-    np.testing.assert_allclose(found.lim.value, lim.mean())
-    assert found.middle_at_equal_time is None and found.middle_at_equal_operations is None
+    np.testing.assert_allclose(difference.lim.value, lim.mean())
+    assert difference.middle_at_equal_time is None and difference.middle_at_equal_operations is None
 
 
 @pytest.mark.parametrize("cost, unit", [("seconds", 0.01), ("operations", 1000)])
@@ -51,11 +51,11 @@ def test_equal_cost_is_where_plain_training_came_for_as_much(cost, unit):
     def at_equal(costs, after=0.0):
         return gain(made_arm(2, after=after, **{cost: costs * unit}), plain, longer)
 
-    found = at_equal(2.5, after=0.25)
+    gains = at_equal(2.5, after=0.25)
     # 2 stages at 2.5 times the cost are 5 stages, each of which is worth 0.05.
     at_cost = 0.25 + 0.05 * STAGES - 0.05 * 5
-    np.testing.assert_allclose(getattr(found, field).value, at_cost)
-    ratios = {"seconds": found.time, "operations": found.operations}
+    np.testing.assert_allclose(getattr(gains, field).value, at_cost)
+    ratios = {"seconds": gains.time, "operations": gains.operations}
     assert ratios == pytest.approx({"seconds": 1, "operations": 1} | {cost: 2.5})
     half = at_equal(2.25)  # 4.5 stages
     np.testing.assert_allclose(getattr(half, field).value, 0.05 * (STAGES - 4.5))
@@ -65,33 +65,33 @@ def test_equal_cost_is_where_plain_training_came_for_as_much(cost, unit):
 
 def test_arms_and_variants_are_compared_with_their_own_plain_one():
     results = made_results()
-    found = compare_arms(results)
-    assert set(found) == {
+    comparison = compare_arms(results)
+    assert set(comparison) == {
         "Algorithm 1",
         "answers of the probes",
         "strength 3",
         "deeper",
         "from the first step",
     }
-    np.testing.assert_allclose(found["deeper"].middle.value, -0.1)
-    np.testing.assert_allclose(found["deeper"].time, 3)
-    np.testing.assert_allclose(found["strength 3"].time, 4)
-    np.testing.assert_allclose(found["Algorithm 1"].operations, 4)
-    assert found["deeper"].middle_at_equal_time is None
-    assert found["from the first step"].middle_at_equal_operations is None
+    np.testing.assert_allclose(comparison["deeper"].middle.value, -0.1)
+    np.testing.assert_allclose(comparison["deeper"].time, 3)
+    np.testing.assert_allclose(comparison["strength 3"].time, 4)
+    np.testing.assert_allclose(comparison["Algorithm 1"].operations, 4)
+    assert comparison["deeper"].middle_at_equal_time is None
+    assert comparison["from the first step"].middle_at_equal_operations is None
     # What stands over cost is of the same networks: no other depth, and none before training.
     on_base = gains_on_base(results)
     assert list(on_base) == ["Algorithm 1", "answers of the probes", "strength 3"]
     assert [one.time for one in on_base.values()] == pytest.approx([3, 2, 4])
-    assert found["strength 3"].middle_at_equal_time is not None
+    assert comparison["strength 3"].middle_at_equal_time is not None
 
 
 def test_presets_name_what_there_is():
     for preset in presets().values():
         assert preset.arms[0] == PLAIN and set(preset.arms) <= set(remedies.ARMS)
-        for one in preset.variants.values():
-            assert one.remedy in remedies.ARMS
-            assert one.setting is None or one.setting in preset.settings
+        for variant in preset.variants.values():
+            assert variant.remedy in remedies.ARMS
+            assert variant.setting is None or variant.setting in preset.settings
     full = presets()["full"]
     assert full.shifted in full.settings and full.settings[full.shifted].rotary
     assert next(iter(full.settings)) == BASE and full.seeds == 5
@@ -170,14 +170,14 @@ def counted(patched):
 @pytest.fixture(scope="module")
 def trained(patched):
     """For how many steps and by which file networks were trained: they are drawn, by the steps."""
-    asked = []
+    calls = []
 
     def train_retrievers(setting, keys, checkpoint=None):
-        asked.append((setting.steps, checkpoint and checkpoint.name))
+        calls.append((setting.steps, checkpoint and checkpoint.name))
         return drawn(partial(new_retriever, setting), setting.steps, len(keys)), None
 
     patched.setattr(study, "train_retrievers", train_retrievers)
-    return asked
+    return calls
 
 
 @pytest.fixture(scope="module")
@@ -312,9 +312,9 @@ def test_networks_are_explained_before_and_after_each_arm_at_the_place_that_asks
 @pytest.mark.slow
 def test_predictions_are_ranked_seed_by_seed(finished, explained):
     columns = [embedding[:4, :2].T for embedding, _, _ in explained[:2]]
-    for one in finished.numbers["predictions"]["first"]:
+    for prediction in finished.numbers["predictions"]["first"]:
         correlations = [np.asarray(stats.spearmanr(*pair))[0] for pair in columns]
-        np.testing.assert_allclose(one["correlations"], correlations)
+        np.testing.assert_allclose(prediction["correlations"], correlations)
 
 
 @pytest.mark.slow
@@ -356,7 +356,7 @@ def test_a_variant_of_untrained_networks_has_a_plain_arm_from_the_same(finished)
 
 @pytest.mark.slow
 def test_variants_are_trained_as_their_arms_and_compared(finished):
-    found = finished.variants["every 2nd step"]
-    assert found["risk"] == finished.arms["Algorithm 1, probes"]["risk"]
+    variant = finished.variants["every 2nd step"]
+    assert variant["risk"] == finished.arms["Algorithm 1, probes"]["risk"]
     compared = compare_arms(finished.numbers)
     assert set(compared) == {"Algorithm 1, probes", "every 2nd step", "untrained"}

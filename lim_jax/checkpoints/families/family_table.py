@@ -162,8 +162,8 @@ def refuse_unsupported(config: Options) -> None:
 def _require_attention(family: Any, kind: str | None) -> None:
     """Raise ValueError if `kind` names layers that are not supported."""
     got = f"model_type = {family!r} with {kind} layers"
-    known = "attention, delta rules, Mamba-2, lightning attention or short convolutions"
-    require_config(kind is None, got, f"a known family, with {known}", WRITE)
+    layer_types = "attention, delta rules, Mamba-2, lightning attention or short convolutions"
+    require_config(kind is None, got, f"a known family, with {layer_types}", WRITE)
 
 
 def _other_kind(config: Options) -> str | None:

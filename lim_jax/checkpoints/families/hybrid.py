@@ -205,9 +205,9 @@ def nemotron_h(config: Configuration) -> Recipe:
     kinds = config.get("layers_block_type") or config.get("layer_types")
     pattern = config.get("hybrid_override_pattern")
     if kinds is None:
-        known = isinstance(pattern, str) and set(pattern) <= set(PATTERN)
+        is_supported = isinstance(pattern, str) and set(pattern) <= set(PATTERN)
         expected = "of M, E, *, -"
-        config.require("hybrid_override_pattern", pattern, known, expected)
+        config.require("hybrid_override_pattern", pattern, is_supported, expected)
         kinds = [PATTERN[letter] for letter in str(pattern)]
     config.refuse(
         num_hidden_layers=len(kinds),
