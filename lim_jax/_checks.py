@@ -198,6 +198,7 @@ def require_several(values: object, kind: type, name: str, cure: str) -> None:
 
 
 def _spelt(kind: type) -> str:
+    """Return a type's name as an error says it in the plural."""
     return "texts" if kind is str else kind.__name__
 
 
@@ -313,6 +314,7 @@ def _error_if_on_any_device(
     never = eqx.branched_error_if(jnp.array(False), anywhere > 0, first_anywhere, messages)
 
     def depend_on_check(leaf: Any) -> Any:
+        """Make an array wait for the check without changing its values."""
         return jnp.where(never, jnp.zeros_like(leaf), leaf) if eqx.is_array(leaf) else leaf
 
     return jax.tree.map(depend_on_check, tree)
@@ -380,6 +382,7 @@ def no_derivative(tree: PyTree, message: str) -> Any:
 
 @no_derivative.defjvp
 def _no_derivative_jvp(message, primals, tangents):
+    """Raise NotImplementedError with the message, whatever the tangents."""
     raise NotImplementedError(message)
 
 

@@ -263,6 +263,7 @@ class KernelFactors(NamedTuple):
         rope = jax.tree.map(lambda rows: rows[j][None], self.rope)
 
         def key_and_value(token: Float[Array, " width"]) -> Sources:
+            """Compute the key and the value of one token."""
             key, value = self.attention.sources(token[None], rope)
             return key[:, 0], value[:, 0]
 
@@ -318,6 +319,7 @@ class KernelFactors(NamedTuple):
         source, token = self.source(j)
 
         def key_and_value_by_head(token: Float[Array, " width"]) -> Sources:
+            """Compute one token's key and value, repeated for every query head."""
             key, value = source(token)
             return by_head(key, len(self.query)), by_head(value, len(self.query))
 
@@ -434,6 +436,7 @@ def looks_ahead(field: Field, x: State, grid: Grid) -> Bool[Array, ""]:
     _, pull = jax.vjp(lambda x, context: field(x, context, grid), x, x)
 
     def crosses(cut: Array) -> Bool[Array, ""]:
+        """Tell whether what is read before a cut depends on tokens after it."""
         before = (jnp.arange(grid.size) < cut)[:, None]
         gradients = jnp.stack(pull(jnp.where(before, covector, 0)))
         return beyond_rounding(jnp.where(before, 0, gradients), gradients)

@@ -204,6 +204,7 @@ def _fused_experts(name: str, stored: Tensors, at: str, reader: Stacked) -> dict
         return (shape[0], *reversed(shape[1:])) if turned else shape
 
     def transposed(rows: np.ndarray) -> np.ndarray:
+        """Transpose each expert's matrix if the publisher's is transposed."""
         return rows.swapaxes(1, -1) if turned else rows
 
     if stem.endswith("ffn_down_exps"):

@@ -78,6 +78,7 @@ def job_cost(job: Callable[..., Any], *arguments: PyTree) -> Cost:
     shapes, static = eqx.partition(leaves, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
 
     def arrays_of_job(shapes: PyTree) -> PyTree:
+        """Run the job and keep the arrays of what it returns."""
         return eqx.filter(job(*eqx.combine(shapes, static)), eqx.is_array)
 
     traced = jax.jit(arrays_of_job).trace(shapes)
@@ -125,4 +126,5 @@ def require_fits(cost: Cost, available: int) -> None:
 
 
 def _shape(leaf: Any) -> Any:
+    """Replace an array by its shape and type; return others unchanged."""
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf

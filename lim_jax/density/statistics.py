@@ -520,10 +520,12 @@ class Influence(eqx.Module):
 
     @property
     def _without_examples(self) -> "Influence":
+        """Return a copy without the examples' energies."""
         return replace(self, example_energies=None)
 
     @property
     def _kept(self) -> Bool[Array, " length"]:
+        """Tell which positions lie in the regions and are not left out."""
         return self.regions.kept_weights > 0
 
     def _standard_error(self, scatter: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -562,6 +564,7 @@ def number_lines(
 
 
 def _with_error(value: Scalar, error: Scalar) -> str:
+    """Return a number and its error in three digits."""
     return f"{float(value):.3g} ± {float(error):.3g}"
 
 

@@ -77,6 +77,7 @@ class CellGrid(Grid):
         return self._begun(first + (rows - first) // chunk * chunk)
 
     def _begun(self, starts: Starts) -> "CellGrid":
+        """Return the grid with prefixes that begin no earlier than `starts`."""
         later = starts if self.starts is None else jnp.maximum(starts, self.starts)
         return replace(self, starts=later)
 
@@ -106,12 +107,15 @@ class CellGrid(Grid):
         return self._cast(middle**self.power)
 
     def _nodes(self) -> np.ndarray:
+        """Return the images of equal cells' nodes, in double precision."""
         return self._equal_nodes() ** self.power
 
     def _weights(self) -> np.ndarray:
+        """Return the nodes' weights in double precision."""
         return self.power * self._equal_nodes() ** (self.power - 1) / self.size
 
     def _edges(self) -> np.ndarray:
+        """Return the images of equal cells' edges."""
         return (np.arange(self.size + 1) / self.size) ** self.power
 
     def _nodes_below(self, position: Fraction) -> int:
@@ -119,11 +123,13 @@ class CellGrid(Grid):
 
         # Exact rationals: in floats 41/50 < 1 - 0.18, though both are 0.82.
         def node(index: int) -> Fraction:
+            """Return a node's position as an exact rational number."""
             return ((index + 1 - self.offset) / self.size) ** self.power
 
         return bisect_left(range(self.size), position, key=node)
 
     def _weights_to(self, positions: np.ndarray) -> np.ndarray:
+        """Return each cell's weight in the integral from zero to each position."""
         edges = self._edges()
         covered = np.clip((positions[:, None] - edges[:-1]) / np.diff(edges), 0, 1)
         return covered * self._weights()
@@ -142,6 +148,7 @@ class CellGrid(Grid):
         return (1 - share) * values[left] + share * values[left + 1]
 
     def _equal_nodes(self) -> np.ndarray:
+        """Return the nodes of equal cells, before they are mapped by the power."""
         return (np.arange(1, self.size + 1) - float(self.offset)) / self.size
 
 

@@ -48,6 +48,7 @@ class Grid(eqx.Module):
     parts: Int[Array, " length"] | None = eqx.field(default=None, kw_only=True)
 
     def __check_init__(self):
+        """Raise ValueError unless the dtype is None or one of floats."""
         floating = self.dtype is None or _is_floating(self.dtype)
         expected = "a floating-point dtype, or None for JAX's default"
         cure = "Pass for example jnp.float32."
@@ -143,6 +144,7 @@ class Grid(eqx.Module):
         """Return the middle of each cell, in the coordinate in which the cells are equal."""
 
     def _cast(self, values: np.ndarray) -> Float[Array, "..."]:
+        """Convert numbers of double precision to the grid's dtype."""
         return jnp.asarray(values, self.dtype or float)
 
     @abstractmethod
@@ -193,6 +195,7 @@ def require_on_grid(
 
 
 def _is_floating(dtype: Any) -> bool:
+    """Tell whether this names a floating-point dtype."""
     try:
         return jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
     except TypeError:

@@ -404,6 +404,7 @@ def sliced_answers(slices: Slices) -> Int[Array, " length"]:
     starts = jnp.arange(0, slices.classes, slices.size).clip(max=slices.classes - slices.size)
 
     def largest_in_slice(start: Int[Array, ""]) -> tuple[Array, Array]:
+        """Return the largest logits in one slice of the vocabulary, and their classes."""
         logits = jax.lax.stop_gradient(slices.of(start))
         return logits.max(axis=1), start + logits.argmax(axis=1)
 
@@ -458,6 +459,7 @@ def _answers_and_others(
 def _weighted_cross_entropy(
     logits: Logits, labels: Labels, weights: Float[Array, " length"]
 ) -> Scalar:
+    """Sum the positions' cross-entropies with weights; ignore the logits where they are zero."""
     return _weighted_sum(_losses(logits, labels, weights != 0), weights)
 
 
@@ -505,6 +507,7 @@ def _losses(
 
 
 def _class_numbers(labels: Labels) -> bool:
+    """Tell whether labels are class numbers, and not distributions."""
     return jnp.issubdtype(labels.dtype, jnp.integer)
 
 
@@ -522,6 +525,7 @@ def _known_classes(
 
 
 def _require_labels(logits: Logits, labels: Labels) -> None:
+    """Raise ValueError unless logits have two axes and labels fit them."""
     require_floats(logits, "logits", "length vocabulary")
     _require_labels_for_shape(logits.shape, labels)
 

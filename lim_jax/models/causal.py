@@ -290,6 +290,7 @@ class CausalLM(eqx.Module):
         """Tell whether contexts of two lengths have the same rotary frequencies."""
 
         def is_mask(node: Any) -> bool:
+            """Tell whether a node is the mask of an attention."""
             return isinstance(node, AttentionMask | SwitchedMask)
 
         nodes = jax.tree.leaves(self.flow.kinds, is_leaf=is_mask)

@@ -275,6 +275,7 @@ def _gramians_by_push(
     steps = layer_steps(step, observed)
 
     def gramian(position: Array) -> Float[Array, "width width"]:
+        """Push all unit vectors at one position forward, and sum their products over depth."""
         tangents = jax.vmap(lambda e: jnp.zeros_like(x).at[position].set(e))(jnp.eye(x.shape[1]))
         images = jax.vmap(push)(tangents.astype(x.dtype))
         return jnp.einsum("k,ako,bko->ab", steps, images, images)
@@ -288,6 +289,7 @@ def _pulled_gramians(observations: Observations, x: State, step: Steps) -> Grami
     basis = jnp.eye(observed.shape[1], dtype=observed.dtype)
 
     def add(gramians: Gramians, layer: tuple[Array, Array]) -> tuple[Gramians, None]:
+        """Add what one observed layer contributes to all Gramians."""
         index, weight = layer
         rows = jax.vmap(lambda e: pull(jnp.zeros_like(observed).at[index].set(e))[0])(basis)
         return gramians + weight * jnp.einsum("ria,rib->iab", rows, rows), None
@@ -309,6 +311,7 @@ def _gramians_by_sweep(observations: ObservedTokens, x: State, step: Steps) -> G
         rows = jax.vmap(lambda e: pull_features(e)[0])(jnp.eye(features.size, dtype=features.dtype))
 
         def through(entry: tuple[Array, Array]) -> Array:
+            """Pull rows back through the layer if it lies below what they observe."""
             pull_rows = jax.vmap(lambda covector: pull(covector)[0])
             return jax.lax.cond(entry[0], pull_rows, lambda rows: rows, entry[1])
 

@@ -171,6 +171,7 @@ def parameter_shift(
     params = error_if_not_finite(params, "params")
 
     def hessian_product(direction: PyTree) -> PyTree:
+        """Multiply the risk's Hessian by a direction of the parameters."""
         return jax.jvp(jax.grad(risk), (params,), (direction,))[1]
 
     slope = error_if_not_finite(jax.grad(penalty)(params), "penalty's slope")
@@ -200,6 +201,7 @@ def parameter_shift(
 
 
 def _norm(tree: PyTree) -> Scalar:
+    """Compute the Euclidean norm of all leaves together."""
     return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
 
 

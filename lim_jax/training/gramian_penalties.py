@@ -68,6 +68,7 @@ def trace_penalty(traces: PerPosition, grid: Grid) -> Scalar:
 
 
 def _trace_variance(traces: PerPosition, grid: Grid) -> Scalar:
+    """Compute the variance of the traces over the grid."""
     return integral((traces - integral(traces, grid)) ** 2, grid)
 
 
@@ -249,6 +250,7 @@ def observability_objective(
     x, _ = batch
 
     def traces_of(example: Float[Array, "length width"]) -> Float[Array, " positions"]:
+        """Estimate one example's traces by the mean over the probes."""
         samples = probed_observability(
             lambda x: observations(params, x), example, step, probes, positions
         )
@@ -362,6 +364,7 @@ def injected_objective(
     scale = jnp.sqrt(layer_steps(step, injected[0, 0]))
 
     def projection(params: PyTree, x: Any, noise: Float[Array, "depth observed"]) -> Scalar:
+        """Compute the inner product of one example's observations with its noise."""
         values = observations(params, x)
         cure = "Draw one entry for each number that is observed."
         require_floats(values, "observations", "depth observed")

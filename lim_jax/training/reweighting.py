@@ -289,6 +289,7 @@ def reweighting_run(
     update = {"target": target, "rate": rate, "smallest": smallest, "largest": largest}
 
     def step(carried: tuple[Any, PerPosition], index: int) -> tuple[tuple[Any, PerPosition], Any]:
+        """Measure, reweight and train once."""
         state, weights = carried
         density = measure(state, index)
         weights = reweight_positions(weights, density, grid=grid, **update)
@@ -314,6 +315,7 @@ def _train(
     arrays, static = eqx.partition(params, eqx.is_inexact_array)
 
     def step(carried: tuple[PyTree, PyTree], _: None) -> tuple[tuple[PyTree, PyTree], None]:
+        """Take one step of the optimiser on the risk."""
         arrays, state = carried
         slope = jax.grad(lambda arrays: risk(loss, eqx.combine(arrays, static), batch))(arrays)
         change, state = optimiser.update(slope, state, arrays)
@@ -479,6 +481,7 @@ def response(
     )
 
     def index(weights: PerPosition) -> Scalar:
+        """Compute the middle index of the stage that is trained under some weights."""
         return indices(regional_averages(stage(weights), regions)).lim
 
     lim, slope = jax.jvp(index, (weights,), (change,))
