@@ -459,7 +459,7 @@ def _answers_and_others(
 def _weighted_cross_entropy(
     logits: Logits, labels: Labels, weights: Float[Array, " length"]
 ) -> Scalar:
-    """Sum the positions' cross-entropies with weights; ignore the logits where they are zero."""
+    """Sum the positions' cross-entropies with weights; ignore logits of weight zero."""
     return _weighted_sum(_losses(logits, labels, weights != 0), weights)
 
 

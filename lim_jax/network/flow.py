@@ -330,7 +330,7 @@ class ResidualFlow(eqx.Module):
         return any(isinstance(kind, FetchedLayers) for kind in kinds_of(self.layers))
 
     def __call__(self, x: State, grid: Grid) -> State:
-        """Flow from :math:`X_0` to :math:`X_M`."""
+        """Apply all layers to :math:`X_0`, and return :math:`X_M`."""
         require_state(x, grid)
         return self.scan(lambda x, layer: (self.transition(layer, x, grid), None), x)[0]
 

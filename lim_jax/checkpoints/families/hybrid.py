@@ -333,7 +333,7 @@ def _with_mamba(config: Configuration, attention: Recipe) -> dict[str, Recipe]:
 
 
 def falcon_h1(config: Configuration) -> Recipe:
-    """Read Falcon-H1: attention and Mamba-2 side by side in every layer, with multipliers."""
+    """Falcon-H1: attention and Mamba-2 side by side in every layer, with multipliers."""
     config.refuse(mamba_use_mlp=True, attn_layer_indices=None)
     config.ignore(*UNUSED, "mlp_expansion_factor")
     sizes = sizes_of(config, norm_eps=1e-5)
