@@ -205,7 +205,7 @@ def local_blocks(field: Field, x: State, grid: Grid) -> Float[Array, "length wid
         return blocks
     pushed = push(jnp.ones_like(x).at[1::2].set(0))
     message = (
-        "field: expected a first slot that is read token by token, got one that mixes tokens. "
+        "field: got a first slot that mixes tokens, expected one that is read token by token. "
         "Read what mixes them from the second slot, the context."
     )
     return error_if(blocks, beyond_rounding(pushed.at[::2].set(0), pushed), message)

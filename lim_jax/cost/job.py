@@ -84,7 +84,10 @@ def job_cost(job: Callable[..., Any], *arguments: PyTree) -> Cost:
     traced = jax.jit(arrays_of_job).trace(shapes)
     analysis = traced.lower().compile().memory_analysis()
     if analysis is None:
-        raise RuntimeError("The compiler of this platform gives no account of memory.")
+        raise RuntimeError(
+            f"job: got no account of memory from the compiler of {jax.default_backend()}, expected "
+            "one. Count on a CPU: set JAX_PLATFORMS=cpu, as no job is run."
+        )
     return Cost(
         operations(traced.jaxpr),
         analysis.temp_size_in_bytes,

@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import as_int, error_if, require, require_indices
+from lim_jax._checks import as_int, error_if_got, require, require_indices
 from lim_jax.grid.measure import Grid, require_on_grid
 
 Starts = Int[Array, " length"]
@@ -55,12 +55,17 @@ class CellGrid(Grid):
         expected = f"{self.size}, one for each position"
         cure = "Pass for every row where its prefix begins."
         require(starts.shape == (self.size,), "starts", got=got, expected=expected, cure=cure)
-        late = (starts < 0) | (starts > jnp.arange(self.size))
-        message = (
-            "starts: expected numbers from 0 to the row's own, got others. Pass for each row the "
-            "position at which its prefix begins."
+        starts = error_if_got(
+            starts,
+            "starts",
+            got={
+                "a number below zero": starts < 0,
+                "a number above the row's own": starts > jnp.arange(self.size),
+            },
+            expected="numbers from 0 to the row's own",
+            cure="Pass for each row the position at which its prefix begins.",
         )
-        return self._begun(error_if(starts, late, message))
+        return self._begun(starts)
 
     def windowed(self, window: int) -> "CellGrid":
         """Limit each row's prefix to its last `window` positions, its own included."""

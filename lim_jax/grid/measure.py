@@ -114,7 +114,7 @@ class Grid(eqx.Module):
         """
         require_floats(log_weights, "log_weights", "length", ONE_EACH, length=self.size)
         message = (
-            "log_weights: expected numbers below infinity, got infinity or NaN. Pass logarithms of "
+            "log_weights: got infinity or NaN, expected numbers below infinity. Pass logarithms of "
             "weights from 0 on, -inf to leave a position out."
         )
         log_weights = error_if(log_weights, ~(log_weights < jnp.inf), message)

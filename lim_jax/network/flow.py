@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from lim_jax._checks import (
-    error_if,
+    error_if_got,
     require,
     require_callable,
     require_kind,
@@ -560,8 +560,8 @@ def require_depth_profile(
     expected = "finite values that are not negative"
     cure = "Pass none below zero; to reverse a field, negate its output."
     if isinstance(values, Tracer):
-        fails = ~((values >= 0) & (values < jnp.inf))
-        return error_if(tree, fails, f"profile: expected {expected}, got others. {cure}")
+        violations = {"a value below zero or NaN": ~(values >= 0), "infinity": values == jnp.inf}
+        return error_if_got(tree, "profile", got=violations, expected=expected, cure=cure)
     known = np.asarray(values)
     fails = ~((known >= 0) & (known < np.inf))
     got = f"{known[fails.argmax()]} at depth time {times[fails.argmax()]:.6g}"

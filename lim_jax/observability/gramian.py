@@ -18,7 +18,7 @@ from lim_jax._checks import (
     as_finite,
     as_int,
     as_nonnegative,
-    error_if,
+    error_if_got,
     error_if_not_finite,
     require,
     require_callable,
@@ -191,11 +191,14 @@ def require_observations(observations: Any, x: Any) -> None:
 
 def guarded_positions(positions: Positions, x: State) -> Positions:
     """Return monitored positions, whose use raises where x does not have them."""
-    message = (
-        f"positions: expected numbers from 0 to {x.shape[0] - 1}, got others. Pass positions that "
-        "x has."
+    last = x.shape[0] - 1
+    return error_if_got(
+        positions,
+        "positions",
+        got={"a number below zero": positions < 0, f"a number above {last}": positions > last},
+        expected=f"numbers from 0 to {last}",
+        cure="Pass positions that x has.",
     )
-    return error_if(positions, (positions < 0) | (positions >= x.shape[0]), message)
 
 
 def layer_products(

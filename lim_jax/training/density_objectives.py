@@ -403,7 +403,7 @@ def _raise_multiplier(
 def _as_stiffness(stiffness: Scalar | float) -> Scalar | float:
     """Return a stiffness, whose use raises unless it is positive."""
     stiffness = jnp.asarray(as_finite(stiffness, "stiffness"))
-    message = "stiffness: expected a positive number, got others. Try 10."
+    message = "stiffness: got zero or a number below, expected a positive number. Try 10."
     return error_if(stiffness, stiffness <= 0, message)
 
 

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import (
-    all_finite,
     as_finite,
-    error_if,
+    error_if_got,
     error_if_not_finite,
     require,
     require_callable,
@@ -406,12 +405,17 @@ def _finite_risk(loss: Loss, params: PyTree, batch: Batch) -> Scalar:
 
 def _as_weights(weights: Float[Array, " positions"]) -> Float[Array, " positions"]:
     """Return weights, whose use raises unless they are finite, not negative and not all zero."""
-    fits = all_finite(weights) & jnp.all(weights >= 0) & (weights.sum() > 0)
-    message = (
-        "weights: expected finite numbers, none below zero and not all zero, got others. Pass for "
-        "example grid.weights."
+    return error_if_got(
+        weights,
+        "weights",
+        got={
+            "NaN or infinity": ~jnp.isfinite(weights),
+            "a number below zero": weights < 0,
+            "zeros alone": ~jnp.any(weights),
+        },
+        expected="finite numbers, none below zero and not all zero",
+        cure="Pass for example grid.weights.",
     )
-    return error_if(weights, ~fits, message)
 
 
 class _TraceBalance(eqx.Module):

@@ -14,6 +14,7 @@ from lim_jax._checks import (
     as_finite,
     as_int,
     error_if,
+    error_if_got,
     error_if_not_finite,
     require,
     require_callable,
@@ -94,12 +95,18 @@ def reweight_positions(
     )
     smallest = as_finite(smallest, "smallest")
     largest = as_finite(largest, "largest")
-    interval = (smallest >= 0) & (largest > 0) & (smallest <= largest)
-    message = (
-        "weights, smallest, largest: expected weights nowhere negative, 0 <= smallest <= largest "
-        "and largest > 0, got others. Clip the weights, and order the two limits."
+    weights = error_if_got(
+        weights,
+        "weights, smallest, largest",
+        got={
+            "a weight below zero": weights < 0,
+            "a smallest below zero": smallest < 0,
+            "a largest of zero or below": largest <= 0,
+            "a smallest above the largest": smallest > largest,
+        },
+        expected="weights nowhere negative, 0 <= smallest <= largest and largest > 0",
+        cure="Clip the weights, and order the two limits.",
     )
-    weights = error_if(weights, ~(jnp.asarray(interval) & jnp.all(weights >= 0)), message)
     raised = jnp.clip(weights * jnp.exp(rate * (target - density)), smallest, largest)
     return raised / integral(raised, grid)
 
@@ -529,7 +536,7 @@ def importance_weights(deployed: PerPosition, trained: PerPosition, grid: Grid) 
     deployed = deployed / integral(deployed, grid)
     trained = trained / integral(trained, grid)
     message = (
-        "trained: expected a positive density wherever `deployed` is positive, got zero. "
+        "trained: got zero, expected a positive density wherever `deployed` is positive. "
         "Train on these positions too: no weight makes up for positions that are never seen."
     )
     deployed = error_if(deployed, jnp.any((trained <= 0) & (deployed > 0)), message)
