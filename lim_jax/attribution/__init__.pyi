@@ -18,6 +18,7 @@ from . import questions as questions
 from . import segments as segments
 from . import shrunk_regression as shrunk_regression
 from . import signed_profile as signed_profile
+from . import support as support
 from . import time_budget as time_budget
 from . import together as together
 from . import token_text as token_text

@@ -13,6 +13,7 @@ from lim_jax.attribution.answer_comparison import ComparedAnswers, compare_answe
 from lim_jax.attribution.method import Scores
 from lim_jax.attribution.methods.method_table import METHODS
 from lim_jax.attribution.parts import IN_NO_PART, UNNAMED
+from lim_jax.attribution.support import Support
 from lim_jax.attribution.together import Together
 from lim_jax.prompts.contexts import Context
 from lim_jax.results.context_energies import percent
@@ -50,6 +51,8 @@ class Answer(NamedTuple):
         What the model read.
     scores
         Scores of parts of the answer by parts of the context.
+    support
+        Whether a document supports the answer; None of an answer beside a foil.
     """
 
     question: str
@@ -60,6 +63,7 @@ class Answer(NamedTuple):
     parts: tuple[AnswerPart, ...]
     context: Context
     scores: Scores
+    support: Support | None = None
 
     @property
     def tokens(self) -> Float[np.ndarray, " length"] | None:
@@ -84,10 +88,13 @@ class Answer(NamedTuple):
 
     @property
     def finding(self) -> str:
-        """Which document gave most, in a sentence, and what all of them give."""
+        """Whether a document supports the answer, which gave most, and what all of them give."""
         signed = METHODS[self.method].signed
         foil = shown_answer(self.foil, cut=False)
-        sentences = [answer_finding(self.parts, self.shown, foil, signed=signed)]
+        verdict = "" if self.support is None else self.support.verdict
+        sentences = [answer_finding(self.parts, self.shown, foil, signed=signed, verdict=verdict)]
+        if self.support is not None:
+            sentences.append(self.support.finding)
         if self.total_effect is not None:
             sum_of_scores = sum(part.score for part in self.parts if part.kind == "document")
             sentences.append(
@@ -108,6 +115,7 @@ class Answer(NamedTuple):
             "foil": self.foil,
             "method": self.method,
             "finding": self.finding,
+            "support": None if self.support is None else self.support.record(),
             "given": self.total_effect,
             "together": None if self.together is None else self.together.record(),
             "parts": [{name: getattr(part, name) for name in names} for part in self.parts],
@@ -167,15 +175,25 @@ class Answer(NamedTuple):
 
 
 def answer_finding(
-    parts: Sequence[AnswerPart], answer: str, foil: str = "", *, signed: bool = False
+    parts: Sequence[AnswerPart],
+    answer: str,
+    foil: str = "",
+    *,
+    signed: bool = False,
+    verdict: str = "",
 ) -> str:
-    """Say in a sentence which document gave most to the answer."""
+    """Say in a sentence which document gave most to the answer, if one supports it."""
     documents = [part for part in parts if part.kind == "document"]
     top, least = (end(documents, key=lambda part: part.score) for end in (max, min))
     tokens = sum(part.tokens for part in documents)
+    scores_most = f"the answer “{answer}”; “{top.name}” scores most"
     opening = f"The answer “{answer}” comes from “{top.name}” most of all"
     if foil:
         opening = f"“{top.name}” decides most between “{answer}” and “{foil}”"
+    elif verdict == "unsupported":
+        opening = f"No document supports {scores_most}"
+    elif verdict == "unclear":
+        opening = f"It is not clear whether a document supports {scores_most}"
     if not signed:
         all_hold = f"the {len(documents)} documents hold"
         all_hold = all_hold if len(documents) > 1 else "the document holds"

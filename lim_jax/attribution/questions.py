@@ -22,6 +22,7 @@ from lim_jax.attribution.segments import (
     context_segments,
     whole_answer,
 )
+from lim_jax.attribution.support import PASSES, support_of_answer
 from lim_jax.attribution.token_text import most_in_words, sum_by_text
 from lim_jax.checkpoints.text import texts_of_ids
 from lim_jax.models.language_model import LanguageModel
@@ -78,7 +79,7 @@ class ReadQuestion(NamedTuple):
         return method_named(self.question.method, self.question.passes)
 
     def cost(self, model: LanguageModel) -> Cost:
-        """Return the cost of scoring, estimated where the answer is not known yet."""
+        """Return the cost of scores and support, estimated where the answer is not known yet."""
         if isinstance(self.read, Context):
             answer = len(segments_of_answer(self.read, model.tokenizer, self.answer_parts))
             parts = len(context_segments(self.read, self.document_parts))
@@ -87,7 +88,8 @@ class ReadQuestion(NamedTuple):
             counts = {"answer": 1, "token": tokens}
             answer = counts.get(self.answer_parts, max(1, tokens // SENTENCE))
             parts = len(self.line.documents) + 2  # the question and the rest too
-        return self.method.cost(parts, answer)
+        cost = self.method.cost(parts, answer)
+        return cost if self.question.foil else cost._replace(passes=cost.passes + PASSES)
 
 
 def ask(
@@ -216,12 +218,13 @@ def answer_question(model: LanguageModel, prompt: ReadQuestion, run: Run) -> Ans
     """Let the model answer, where the answer is not given, and score the parts of the context."""
     question = prompt.question
     context = answer_context(model, prompt.read, prompt.loss, question.answer_tokens, run.bar)
+    loss = loss_kind(prompt.loss).loss
     scores = prompt.method.scores(
         model.network,
         context,
         segments_of_answer(context, model.tokenizer, prompt.answer_parts),
         context_segments(context, prompt.document_parts),
-        loss_kind(prompt.loss).loss,
+        loss,
         run,
     )
     return Answer(
@@ -233,6 +236,7 @@ def answer_question(model: LanguageModel, prompt: ReadQuestion, run: Run) -> Ans
         parts=part_rows(prompt.line, context, scores),
         context=context,
         scores=scores,
+        support=support_of_answer(model.network, context, scores, loss, run.within("support")),
     )
 
 

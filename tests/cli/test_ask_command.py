@@ -108,12 +108,13 @@ def test_an_answer_of_the_models_own_and_what_each_document_holds(
     kinds = [part["kind"] for part in document["parts"]]
     assert kinds == ["document", "document", "question", "rest"]
     printed = capsys.readouterr().out
-    assert f"\nThe answer “{document['answer']}...” comes from “" in printed
+    assert f" the answer “{document['answer']}...”; “" in printed
     assert f"\nAnswer: {document['answer']}...\nCut after the most tokens that an answer" in printed
     assert "chat template" not in printed
     assert "no error" not in printed and " inf" not in printed.replace(" influence", "")
     top = max(("first", "second"), key=lambda name: expected[name])
-    assert f"comes from “{top}” most of all" in printed
+    assert f"”; “{top}” scores most: it holds" in printed and document["support"]["document"] == top
+    assert document["support"]["verdict"] != "supported"  # by random weights
     assert (out / "scores.csv").exists() and not (out / "answer.html").exists()
 
 

@@ -1,0 +1,80 @@
+"""Does a document support an answer? What it loses where the one that gave most is taken out."""
+
+from typing import Any, NamedTuple
+
+from lim_jax.attribution.method import Run, Scores
+from lim_jax.attribution.segments import whole_answer
+from lim_jax.attribution.together import masks_without_sets, most_telling
+from lim_jax.attribution.without_parts import losses_without
+from lim_jax.density.adjoints import Loss
+from lim_jax.models.causal import CausalLM
+from lim_jax.prompts.contexts import Context
+
+# Log odds, on average over an answer's tokens, of `docs/study/support.md`: what one in twenty
+# answers that no document states loses without the document that scores most; and what one in
+# twenty that a document states falls short of in that, and in what all documents give together.
+PASSES = 2  # of the whole text, and of that without the document
+SUPPORTED = 1.0
+UNSUPPORTED = 0.3
+LITTLE = 1.0
+
+
+class Support(NamedTuple):
+    """What an answer loses without the document that scores most, and what all of them give.
+
+    Attributes
+    ----------
+    name
+        The document.
+    loss
+        By how much the answer's log odds fall where the document is taken out of the text.
+    total_effect
+        By how much they rise as all documents come in; None where the method does not say it.
+    """
+
+    name: str
+    loss: float
+    total_effect: float | None
+
+    @property
+    def verdict(self) -> str:
+        """Whether a document supports the answer: "supported", "unsupported" or "unclear"."""
+        if self.loss >= SUPPORTED:
+            return "supported"
+        given = self.total_effect
+        little = given is None or given < LITTLE
+        return "unsupported" if little and self.loss < UNSUPPORTED else "unclear"
+
+    @property
+    def finding(self) -> str:
+        """What the answer loses without the document, and what others do where that is little."""
+        change = "loses" if self.loss >= 0 else "gains"
+        sentence = f"Without it in the text the answer {change} {abs(self.loss):.2f} of log odds"
+        if self.verdict != "unsupported":
+            return f"{sentence}."
+        return (
+            f"{sentence}; of answers that a document states, nineteen in twenty lose "
+            f"{UNSUPPORTED} or more, or all documents together give them {LITTLE} or more."
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Return the verdict and what it rests on, as they stand in answer.json."""
+        return {"verdict": self.verdict, "document": self.name, "loss": self.loss}
+
+
+def support_of_answer(
+    model: CausalLM, context: Context, scores: Scores, loss: Loss, run: Run
+) -> Support | None:
+    """Take the document that scores most out of the text, and read that again.
+
+    None of an answer beside a foil, of which no thresholds were measured.
+    """
+    if context.contrast is not None:
+        return None
+    by_part = scores.by_part.sum(axis=0)
+    name, *_ = most_telling(scores.parts, by_part, scores.documents.tolist())
+    masks = masks_without_sets(scores.parts, [name])
+    answer = [whole_answer(context)]
+    whole, without = losses_without(model, context, answer, scores.parts, masks, loss, run)[:, 0]
+    effects = scores.total_effect
+    return Support(name, float(without - whole), None if effects is None else float(effects.sum()))

@@ -1,0 +1,104 @@
+"""Whether a document supports an answer: verdicts by thresholds, and texts read without it."""
+
+import jax
+import numpy as np
+import pytest
+from reference.networks import byte_network
+from test_informed import CONTEXT, DOCUMENTS, LOSS, losses_of_text, text_of
+
+import lim_jax as lim
+from lim_jax.attribution import support
+from lim_jax.attribution.answer import AnswerPart, answer_finding
+from lim_jax.attribution.method import Run, Scores
+from lim_jax.attribution.segments import context_segments, whole_answer
+from lim_jax.attribution.support import Support, support_of_answer
+from lim_jax.models.language_model import LanguageModel
+
+FEW = support.UNSUPPORTED
+MANY = support.SUPPORTED
+LITTLE = support.LITTLE
+
+
+@pytest.mark.parametrize(
+    ("loss", "total_effect", "verdict"),
+    [
+        (MANY, 0.0, "supported"),
+        (MANY - 0.01, 9.0, "unclear"),
+        (FEW, 0.0, "unclear"),
+        (FEW - 0.01, LITTLE - 0.01, "unsupported"),
+        (FEW - 0.01, LITTLE, "unclear"),  # as where two documents state it
+        (-1.0, -2.0, "unsupported"),
+        (FEW - 0.01, None, "unsupported"),
+    ],
+)
+def test_a_verdict_follows_from_two_numbers(loss, total_effect, verdict):
+    assert Support("guide", loss, total_effect).verdict == verdict
+
+
+def test_little_is_told_beside_what_supported_answers_lose():
+    assert Support("guide", 5.19, 4.93).finding == (
+        "Without it in the text the answer loses 5.19 of log odds."
+    )
+    assert Support("guide", -0.04, 0.06).finding == (
+        "Without it in the text the answer gains 0.04 of log odds; of answers that a document "
+        f"states, nineteen in twenty lose {FEW} or more, or all documents together give them "
+        f"{LITTLE} or more."
+    )
+
+
+def test_the_first_sentence_names_a_source_where_there_is_one():
+    parts = [
+        AnswerPart("guide", "document", 0.25, 1.0, 3, 0.5, ""),
+        AnswerPart("survey", "document", 0.125, 0.5, 5, 0.5, ""),
+    ]
+
+    def first(verdict, foil="", signed=True):
+        return answer_finding(parts, "Wren", foil, signed=signed, verdict=verdict)
+
+    numbers = ": +0.25, with 3 of 8 tokens of documents."
+    assert first("supported") == f"The answer “Wren” comes from “guide” most of all{numbers}"
+    assert first("unsupported") == (
+        f"No document supports the answer “Wren”; “guide” scores most{numbers}"
+    )
+    assert first("unclear") == (
+        "It is not clear whether a document supports the answer “Wren”; “guide” scores most"
+        + numbers
+    )
+    assert first("", foil="Owl").startswith("“guide” decides most between")
+    assert first("unsupported", signed=False).startswith(
+        "No document supports the answer “Wren”; “guide” scores most: it holds 100 % of what"
+    )
+
+
+@pytest.mark.slow
+def test_the_document_that_scores_most_is_taken_out_of_the_text():
+    """All of its parts, of the whole answer; and what all documents give is the method's."""
+    model = jax.tree.map(lambda leaf: 3 * leaf, byte_network(64, depth=2, seed=3))
+    parts = context_segments(CONTEXT)
+    answer = [whole_answer(CONTEXT)] * 2
+    by_part = np.array([[1.0, -2.0, 0.5, 9.0], [-3.0, 4.0, 0.5, 9.0]])  # the last is no document
+    scores = Scores(answer, parts, by_part, total_effect=np.array([0.25, 0.5]))
+    found = support_of_answer(model, CONTEXT, scores, LOSS, Run())
+    whole, without = (
+        losses_of_text(model, text_of(kept)).sum()
+        for kept in ((True, True, True), (True, False, True))
+    )
+    assert found.name == "second" and found.total_effect == 0.75
+    np.testing.assert_allclose(found.loss, without - whole, rtol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["mask-gradient", "influence"])
+def test_ask_says_whether_a_document_supports_the_answer(method):
+    model = LanguageModel(byte_network(96, depth=1, seed=3))
+    answered = lim.ask(model, "Who sang?", DOCUMENTS, answer="It", method=method)
+    assert answered.support is not None and answered.support.name == answered.parts[0].name
+    assert answered.support.total_effect == answered.total_effect
+    record = answered.record()["support"]
+    assert record == {
+        "verdict": answered.support.verdict,
+        "document": answered.parts[0].name,
+        "loss": answered.support.loss,
+    }
+    assert answered.support.finding in answered.finding
+    beside = lim.ask(model, "Who sang?", DOCUMENTS, answer="It", foil="He", method=method)
+    assert beside.support is None and beside.record()["support"] is None
