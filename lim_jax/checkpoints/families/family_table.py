@@ -7,7 +7,8 @@ from lim_jax.checkpoints.families import deepseek, gemma, hybrid, layer_norm, li
 from lim_jax.checkpoints.options import Configuration, Options, require_config
 from lim_jax.checkpoints.recipe import Recipe
 
-# What makes a recipe of a configuration, by its ``model_type``.
+# What makes a recipe of a configuration, by its ``model_type``. The first line of each docstring
+# says what the family is: docs/models.py prints it as the family's row.
 FAMILIES: dict[str, Callable[[Configuration], Recipe]] = {
     "afmoe": mixture.afmoe,
     "apertus": llama.apertus,
