@@ -21,10 +21,12 @@ class MissingPackage(ModuleNotFoundError):
 
 
 def _refuse(words: str) -> Refusal:
+    """Make a `Refusal` again when it is unpickled."""
     return Refusal(words)
 
 
 def _miss(words: str, name: str) -> MissingPackage:
+    """Make a `MissingPackage` again when it is unpickled."""
     return MissingPackage(words, name=name)
 
 

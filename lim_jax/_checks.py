@@ -8,7 +8,7 @@ import math
 import operator
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -31,7 +31,7 @@ from lim_jax._sharded_axes import varying_as, varying_axes
 
 Tree = TypeVar("Tree")
 AnyPath = Path | str
-Flags = Bool[Array | np.ndarray, "..."] | np.bool_
+Flags = Bool[Array | np.ndarray, "..."] | np.bool_ | bool
 ARRAYS = (jax.Array, np.ndarray)
 KINDS = (jnp.integer, jnp.floating)  # of real numbers
 
@@ -198,6 +198,7 @@ def require_several(values: object, kind: type, name: str, cure: str) -> None:
 
 
 def _spelt(kind: type) -> str:
+    """Return a type's name as an error says it in the plural."""
     return "texts" if kind is str else kind.__name__
 
 
@@ -263,6 +264,17 @@ def error_if(tree: Tree, fails: Flags, message: str) -> Tree:
     return error_if_first(tree, (fails, message))
 
 
+def error_if_got(
+    tree: Tree, name: str, *, got: Mapping[str, Flags], expected: str, cure: str
+) -> Tree:
+    """Return `tree`; its use raises where one of the flags is true, and says what it got there."""
+    checks = [
+        (fails, f"{name}: got {violation}, expected {expected}. {cure}")
+        for violation, fails in got.items()
+    ]
+    return error_if_first(tree, *checks)
+
+
 def error_if_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
     """Return `tree`; its use raises with the message of the first check that fails."""
     for fails, message in checks:
@@ -313,6 +325,7 @@ def _error_if_on_any_device(
     never = eqx.branched_error_if(jnp.array(False), anywhere > 0, first_anywhere, messages)
 
     def depend_on_check(leaf: Any) -> Any:
+        """Make an array wait for the check without changing its values."""
         return jnp.where(never, jnp.zeros_like(leaf), leaf) if eqx.is_array(leaf) else leaf
 
     return jax.tree.map(depend_on_check, tree)
@@ -368,8 +381,10 @@ def as_nonnegative(
         return values
     is_concrete = not isinstance(values, Tracer) and not _elsewhere(values)
     numbers = np.asarray(values) if is_concrete else values
-    fails = ((numbers < 0) | (numbers >= below)) if capped else numbers < 0
-    return error_if(values, fails, f"{name}: expected {expected}, got others. {cure}")
+    got = {"a number below zero": numbers < 0}
+    if capped:
+        got[f"a number from {below:g} on"] = numbers >= below
+    return error_if_got(values, name, got=got, expected=expected, cure=cure)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -380,6 +395,7 @@ def no_derivative(tree: PyTree, message: str) -> Any:
 
 @no_derivative.defjvp
 def _no_derivative_jvp(message, primals, tangents):
+    """Raise NotImplementedError with the message, whatever the tangents."""
     raise NotImplementedError(message)
 
 

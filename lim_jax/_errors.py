@@ -24,6 +24,7 @@ class RefusedValue(Refusal, eqx.EquinoxRuntimeError):
 
 
 def _refuse_value(words: str) -> RefusedValue:
+    """Make a `RefusedValue` again when it is unpickled."""
     return RefusedValue(words)
 
 

@@ -60,7 +60,7 @@ def _require_letters(file: Path, name: str, size: int, most: int | None, fits: b
         name,
         got=f"{file} of {size:,} bytes",
         expected=f"a text of at most {most or 0:,} letters",
-        cure="Cut out what matters, or take it away.",
+        cure="Cut the file down to what matters, or leave it out.",
     )
 
 

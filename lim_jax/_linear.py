@@ -102,6 +102,7 @@ def batched_primitive(name: str, program: Program) -> Primitive:
 
     @partial(jax.jit, static_argnames=STATIC)
     def run(*operands: Array, zero: tuple[bool, ...], **static: Any) -> list[Array]:
+        """Run the program on operands with any number of batched axes."""
         return _run_merged(program, *operands, **static)
 
     def batch(operands, axes, *, count, many, sharing, **static):
@@ -145,6 +146,7 @@ def set_on(platform: str | None, primitive: Primitive, change: Callable[[Any], A
     """Let a platform, or for None all others, run a primitive's program in a changed setting."""
 
     def run(*operands: Array, setting: Any, **static: Any) -> list[Array]:
+        """Run the primitive's own program in the changed setting."""
         return RUNS[primitive](*operands, setting=change(setting), **static)
 
     lower_on(platform, primitive, run)
@@ -157,6 +159,7 @@ def on_platform(platform: str, primitive: Primitive, program: PlatformProgram) -
         """Run the platform's program, and tell it which vectors are known to be zero."""
 
         def with_zeros(points: Points, vectors: Vectors, setting: Any) -> Sequence[Array]:
+            """Run the platform's program with the flags of the zero vectors."""
             return program(points, vectors, setting, zero)
 
         return _run_merged(with_zeros, *operands, **static)
@@ -184,6 +187,7 @@ def derived(primitive: Primitive, rule: Callable[..., Any]) -> None:
         """Compute the JVP by the rule, with tangents that are known to be zero written out."""
 
         def apply(primitive: Primitive, points: Sequence[Array], vectors: Sequence[Array]):
+            """Bind a primitive with the settings of the one that is differentiated."""
             return _bound(primitive, points, vectors, **static)
 
         return rule(primals, [*map(ad.instantiate_zeros, tangents)], apply)

@@ -155,6 +155,7 @@ def _journal(path: Path, run: Run) -> dict[str, Any]:
 
 
 def _line(document: Mapping[str, Any]) -> bytes:
+    """Return a JSON document as one line of a file."""
     return json.dumps(document).encode() + b"\n"
 
 

@@ -47,6 +47,7 @@ def promote(tree: Tree) -> Tree:
     """Return arrays of half precision as float32, all others as they are."""
 
     def wide(leaf: Any) -> Any:
+        """Convert an array of floats to the type in which it is accumulated."""
         return leaf.astype(accumulator(leaf.dtype)) if eqx.is_inexact_array(leaf) else leaf
 
     return jax.tree.map(wide, tree)

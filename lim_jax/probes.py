@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import as_int, error_if, require_floats, require_key
+from lim_jax._checks import as_int, error_if_got, require_floats, require_key
 from lim_jax._jit import filter_jit
 from lim_jax._random import gaussian
 
@@ -99,9 +99,13 @@ def tail_index(samples: Float[Array, " samples"]) -> Estimate:
         If a sample is negative, infinite or NaN.
     """
     require_floats(samples, "samples", "samples")
-    bad = ~(jnp.isfinite(samples) & (samples >= 0))
-    message = "samples: expected finite numbers from 0 on, got others. Pass sizes, such as norms."
-    samples = error_if(samples, bad, message)
+    samples = error_if_got(
+        samples,
+        "samples",
+        got={"a number below zero": samples < 0, "NaN or infinity": ~jnp.isfinite(samples)},
+        expected="finite numbers from 0 on",
+        cure="Pass sizes, such as norms.",
+    )
     num_largest = math.isqrt(samples.size)
     if samples.size == 1:
         return Estimate(jnp.zeros_like(samples[0]), jnp.full_like(samples[0], jnp.inf))

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.usefixtures("as_users_run")
 GRID = lim.token_grid(4)
 LOGITS = random_states(1, 4, 5)
 LABELS = random_labels(2, 4, 5)
+REGIONS = lim.boundary_regions(GRID, 0.25)
 
 
 def linear_loss(params, x, y):
@@ -51,6 +52,11 @@ def array(values):
 
 def full(shape, value):
     return array(np.full(shape, value))
+
+
+def states_at(times):
+    flow = lim.ContinuousFlow(lambda time: lambda x, context, grid: -x)
+    return flow.trajectory(full((4, 6), 1.0), GRID, array(times)).states
 
 
 BELOW_ZERO = full((2, 4, 6), -1.0)
@@ -124,15 +130,15 @@ TRACED = {
     ),
     "query weights of sum 1.5": (
         lambda: lim.autoregressive_cross_entropy(LOGITS, LABELS, full(4, 0.375)),
-        "query_weights: expected non-negative weights that sum to one",
+        "query_weights: got another sum, expected non-negative weights that sum to one",
     ),
     "negative query weight": (
         lambda: lim.autoregressive_cross_entropy(LOGITS, LABELS, array([2.0, -1, 0, 0])),
-        "query_weights: expected non-negative",
+        "query_weights: got a weight below zero or NaN, expected non-negative",
     ),
     "nan query weight": (
         lambda: lim.autoregressive_cross_entropy(LOGITS, LABELS, full(4, np.nan)),
-        "query_weights: expected",
+        "query_weights: got a weight below zero or NaN, expected",
     ),
     "nan query weight where support is asked": (
         lambda: readout_support(array([0.0, np.nan, 0.0, 1.0]), 1),
@@ -140,15 +146,15 @@ TRACED = {
     ),
     "negative deployment": (
         lambda: importance_weights(array([-1.0, 1, 1, 3]), full(4, 1.0), GRID),
-        "deployed: expected a finite density of position, nowhere negative",
+        "deployed: got a number below zero, expected a finite density of position",
     ),
     "nan in training's density": (
         lambda: importance_weights(full(4, 1.0), array([np.nan, 1, 1, 1]), GRID),
-        "trained: expected a finite density",
+        "trained: got NaN or infinity, expected a finite density",
     ),
     "training nowhere": (
         lambda: importance_weights(full(4, 1.0), full(4, 0.0), GRID),
-        "trained: expected a finite density of position, nowhere negative and not zero",
+        "trained: got zeros alone, expected a finite density of position",
     ),
     "infinite epsilon in an array": (
         lambda: lim.indices(full(3, 1.0), array(np.inf)),
@@ -211,11 +217,11 @@ TRACED = {
     ),
     "a negative weight in a pool": (
         lambda: penalty_of_pools([[1.0, 1, 0, 0], [0, 0, 2, -1]]),
-        "pools: expected weights nowhere negative, and no pool without any",
+        "pools: got a weight below zero or NaN, expected weights nowhere negative",
     ),
     "an empty pool": (
         lambda: penalty_of_pools([[1.0, 1, 0, 0], [0, 0, 0, 0]]),
-        "pools: expected weights nowhere negative, and no pool without any",
+        "pools: got a pool without any, expected weights nowhere negative",
     ),
     "infinite epsilon of a penalty": (
         lambda: penalty_of_pools(None, epsilon=array(np.inf)),
@@ -223,23 +229,23 @@ TRACED = {
     ),
     "negative epsilon of a penalty": (
         lambda: penalty_of_pools(None, epsilon=array(-1e-3)),
-        "epsilon: expected nothing below zero, got others",
+        "epsilon: got a number below zero, expected nothing below zero",
     ),
     "a negative weight that is moved": (
         lambda: reweight_positions(
             array([-1.0, 1, 1, 1]), full(4, 1.0), 1.0, GRID, rate=0.5, smallest=0.1, largest=8.0
         ),
-        "smallest, largest: expected weights nowhere negative",
+        "smallest, largest: got a weight below zero, expected weights nowhere negative",
     ),
     "a negative energy": (
         lambda: training.balanced_density(array([[-1.0, 2]]), full(2, 0.5), epsilon=0.0),
-        "energies: expected nothing below zero",
+        "energies: got a number below zero, expected nothing below zero",
     ),
     "interval that holds no weight": (
         lambda: reweight_positions(
             full(4, 1.0), full(4, 1.0), 1.0, GRID, rate=0.5, smallest=0.0, largest=0.0
         ),
-        "smallest, largest: expected weights nowhere negative, 0 <= smallest",
+        "smallest, largest: got a largest of zero or below, expected weights",
     ),
     "states that are not finite along continuous depth": (
         lambda: lim.ContinuousFlow(lambda time: lambda x, context, grid: -x)(
@@ -249,7 +255,7 @@ TRACED = {
     ),
     "a negative weight of a layer": (
         lambda: gramians_of(array([-1.0])),
-        "step: expected nothing below zero",
+        "step: got a number below zero, expected nothing below zero",
     ),
     "a layer's weight that is nan": (
         lambda: gramians_of(array([np.nan]), mode="reverse"),
@@ -265,7 +271,7 @@ TRACED = {
         lambda: lim.observability.layer_injected_traces(
             seen, full((4, 1), 1.0), array([-1.0]), full((1, 1, 4), 1.0)
         ),
-        "step: expected nothing below zero",
+        "step: got a number below zero, expected nothing below zero",
     ),
     "a nan loss beside probed traces": (lambda: balanced_traces(nan_loss), "loss: got NaN"),
     "a nan loss beside injected traces": (lambda: injected_traces(nan_loss), "loss: got NaN"),
@@ -280,15 +286,15 @@ TRACED = {
     ),
     "a negative weight of a monitored position": (
         lambda: balanced_traces(weights=array([-1.0, 1, 1, 1])),
-        "weights: expected finite numbers, none below zero and not all zero",
+        "weights: got a number below zero, expected finite numbers",
     ),
     "a nan weight of a monitored position": (
         lambda: balanced_traces(weights=array([np.nan, 1, 1, 1])),
-        "weights: expected finite numbers",
+        "weights: got NaN or infinity, expected finite numbers",
     ),
     "monitored positions that weigh nothing": (
         lambda: balanced_traces(weights=full(4, 0.0)),
-        "weights: expected finite numbers",
+        "weights: got zeros alone, expected finite numbers",
     ),
     "nan adjoints in a penalty": (
         lambda: influence_penalty(*ROOTS_OF_ZERO),
@@ -348,7 +354,57 @@ TRACED = {
     ),
     "position outside": (
         lambda: cell_embedding(array(np.arange(4.0)), GRID, array([1.5])),
-        r"expected numbers in \[0, 1\]",
+        r"positions: got a number above one, expected numbers in \[0, 1\]",
+    ),
+    "position left of the context": (
+        lambda: cell_embedding(array(np.arange(4.0)), GRID, array([-0.5])),
+        "positions: got a number below zero or NaN",
+    ),
+    "a class below the first": (
+        lambda: lim.cross_entropy(LOGITS, array([0, -1, 2, 3]), GRID),
+        "labels: got a number below zero, expected class numbers from 0 to 4",
+    ),
+    "a class above the last": (
+        lambda: lim.cross_entropy(LOGITS, array([0, 5, 2, 3]), GRID),
+        "labels: got a number above 4, expected class numbers from 0 to 4",
+    ),
+    "a prefix from below the first position": (
+        lambda: GRID.starting(array([-1, 0, 0, 0])).prefix_weights(),
+        "starts: got a number below zero, expected numbers from 0 to the row's own",
+    ),
+    "a prefix from a later position": (
+        lambda: GRID.starting(array([0, 0, 3, 0])).prefix_weights(),
+        "starts: got a number above the row's own",
+    ),
+    "a negative energy of an example": (
+        lambda: lim.Influence.from_energies(array([[1.0, 2, -1, 1]]), REGIONS).density,
+        "energies: got a number below zero, expected finite numbers from 0 on",
+    ),
+    "an infinite energy of an example": (
+        lambda: lim.Influence.from_energies(array([[1.0, 2, np.inf, 1]]), REGIONS).density,
+        "energies: got NaN or infinity, expected finite numbers from 0 on",
+    ),
+    "depth times that fall": (
+        lambda: states_at([0.5, 0.25]),
+        "times: got a time below the one before, expected depth times that increase",
+    ),
+    "a depth time after the end": (
+        lambda: states_at([0.5, 1.5]),
+        "times: got a time above 1.0, expected depth times",
+    ),
+    "a depth time before the start": (
+        lambda: states_at([-0.5, 0.5]),
+        "times: got a time below zero or NaN, expected depth times",
+    ),
+    "limits of weights in the wrong order": (
+        lambda: reweight_positions(
+            full(4, 1.0), full(4, 1.0), 1.0, GRID, rate=0.5, smallest=2.0, largest=1.0
+        ),
+        "smallest, largest: got a smallest above the largest",
+    ),
+    "a memory of one": (
+        lambda: balanced_traces(previous=full(4, 1.0), memory=array(1.0)),
+        "memory: got a number from 1 on, expected from 0 to below 1",
     ),
 }
 

@@ -159,8 +159,10 @@ class _Rates(eqx.Module):
 
 
 def _covector(time: Scalar, carried: Carried, control: Any) -> State:
+    """Return the adjoint out of what the equation carries."""
     return carried[0]
 
 
 def _parts(time: Scalar, carried: Carried, control: Any) -> tuple[State, State]:
+    """Return the integrals of the kernel's and the local operator's shares."""
     return carried[1:]

@@ -65,6 +65,7 @@ def _column_squares(
     groups = len(jacobians[0])
 
     def cap_slope(head: Array) -> Array | float:
+        """Return the slope of a head's score cap in these columns, one without a cap."""
         return 1.0 if factors.slope is None else factors.slope[head][:, columns]
 
     @jax.checkpoint
@@ -224,10 +225,12 @@ def _leading_vectors(blocks: Blocks) -> _Eigenvectors:
     metric = output.T @ output
 
     def normal(vectors: Vectors) -> Vectors:
+        """Apply :math:`K^*K` to every row's vector."""
         heads = blocks.push_to_heads(vectors, score_gradients)
         return blocks.pull_from_heads(metric @ heads, score_gradients)
 
     def unfinished(state: _Eigenvectors) -> Array:
+        """Tell whether some residual is still large and steps are left."""
         inexact = state.error > jnp.finfo(dtype).eps * state.value**2
         return jnp.any(inexact) & (state.iterations < 10 * width)
 
@@ -243,6 +246,7 @@ def _leading_vectors(blocks: Blocks) -> _Eigenvectors:
     inverse = _quotient(1, unit)
 
     def scaled(vectors: Vectors) -> Vectors:
+        """Apply :math:`K^*K` in units of each row's first Rayleigh quotient."""
         return _each(inverse, normal(vectors))
 
     image = _each(inverse, image)
@@ -280,6 +284,7 @@ def _search(state: _Eigenvectors, normal: Callable[[Vectors], Vectors]) -> _Eige
 
 
 def _dot(first: Vectors, second: Vectors) -> Rows:
+    """Compute the inner product of every row's two vectors."""
     return (first * second).sum(axis=0)
 
 
@@ -291,11 +296,12 @@ def _unit_rows(vectors: Vectors) -> Vectors:
 
 
 def _each(factors: Rows, vectors: Vectors) -> Vectors:
+    """Multiply every row's vector by the row's factor."""
     return factors[None, :] * vectors
 
 
 def _quotient(numerator: Array | int, denominator: Array) -> Array:
-    # Zero over zero is zero: a block of zeros has every vector for an eigenvector.
+    """Divide, with zero over zero as zero: a block of zeros has every vector for an eigenvector."""
     return jnp.where(denominator > 0, numerator / jnp.where(denominator > 0, denominator, 1), 0)
 
 
@@ -306,6 +312,7 @@ def _row_tiles(arrays: tuple[Array | None, ...]) -> tuple[Array | None, ...]:
     tiles = -(-length // size)
 
     def cut(array: Array) -> Array:
+        """Pad the last axis to whole tiles and move the tiles to the front."""
         padding = [(0, 0)] * (array.ndim - 1) + [(0, tiles * size - length)]
         return jnp.moveaxis(jnp.pad(array, padding).reshape(*array.shape[:-1], tiles, size), -2, 0)
 

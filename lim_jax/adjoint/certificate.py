@@ -211,4 +211,5 @@ def certificate_table(certificates: Sequence[Certificate]) -> str:
 
 
 def _tie(inequality: Inequality) -> str:
+    """Return a remark if an inequality holds or fails within its rounding, else nothing."""
     return " (a tie)" if abs(inequality.margin) <= inequality.rounding else ""

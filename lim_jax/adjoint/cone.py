@@ -112,6 +112,7 @@ def cone_mass(
 
     @jax.checkpoint
     def mass(column: tuple[Array, Array]) -> Float[Array, ""]:
+        """Compute the cone mass of one column, with its weights for the rows."""
         j, weights = column
         return column_mass(factors, j, weights)
 
@@ -170,6 +171,7 @@ def probed_cone_mass(
     require_floats(probes, "probes", "probes width", width=x.shape[1])
 
     def squares(images: Float[Array, "length width probes"]) -> Float[Array, "length probes"]:
+        """Compute the squared norm of each probe's image at each position."""
         return (images**2).sum(axis=1)
 
     samples = _over_columns(attention, x, grid, normalisation, probes, squares)
@@ -204,6 +206,7 @@ def cone_energies(sites: AttentionSites, grid: Grid) -> Float[Array, "depth leng
     require_sites(sites, grid)
 
     def energy(attention: Any, site: AttentionSites) -> Float[Array, " length"]:
+        """Compute the energy of one attention's cone, zero where there is no attention."""
         if attention is None:
             return jnp.zeros_like(grid.weights)
         cone = pull_back(attention, site.states, site.covectors, grid).kernel
@@ -283,11 +286,13 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
         inside = weights > 0
 
         def contribution(factors: KernelFactors, covectors: State, scale: Array) -> State:
+            """Pull one attention's covectors back to this position, scaled by its increment."""
             return scale * factors.pull_column(j, covectors)
 
         parts = jax.vmap(jax.vmap(contribution))(factors, sites.covectors, profile)
 
         def against_all(part: Float[Array, "examples length width"]) -> tuple[Array, Array]:
+            """Return the least and the largest entry of one layer's Gram matrices with all."""
             gamma = jnp.einsum("ndx,nkex->dke", part, parts) / parts.shape[0]
             both = inside[:, None, None] & inside[None, None, :]
             # A Gram matrix: no entry is larger than the largest of its diagonal.
@@ -312,6 +317,7 @@ def _cone_weights(grid: Grid, normalisation: Normalisation) -> Float[Array, "len
 
 
 def _has_factors(attention: Field) -> TypeGuard[CausalAttention]:
+    """Tell whether this is a causal attention, whose kernel has factors."""
     return isinstance(attention, CausalAttention) and causal_by_construction(attention)
 
 
@@ -338,11 +344,13 @@ def _over_columns(
         weights = jnp.where(prefix != 0, weights / jnp.where(prefix != 0, prefix, 1) ** 2, 0)
 
         def push(j: Array, tangent: Float[Array, " width"]) -> State:
+            """Push a tangent of one context token forward to all positions."""
             along = jnp.zeros_like(x).at[j].set(tangent.astype(x.dtype))
             return promote(jax.jvp(lambda context: field(x, context, grid), (x,), (along,))[1])
 
     @jax.checkpoint
     def reduce_column(column: tuple[Array, Array]) -> tuple[Array, Bool[Array, ""]]:
+        """Reduce one column's images, and tell whether earlier positions read it."""
         j, weights = column
         images = jax.vmap(push, (None, 0), 2)(j, vectors)
         early = (jnp.arange(grid.size) < j)[:, None, None]

@@ -303,6 +303,7 @@ def _change(terminal: Array, initial: Array, amplification: Array, weights: Arra
     largest = jnp.where(largest > 0, largest, 1)
 
     def norm(covectors: Array) -> Float[Array, " examples"]:
+        """Compute each example's norm in units of its largest entry."""
         return jnp.sqrt(((covectors / largest) ** 2).sum(axis=2) @ weights)
 
     before, after, distance = map(norm, (terminal, initial, initial - terminal))
@@ -509,6 +510,7 @@ def right_biased_queries(
     inside = np.asarray(regions.weights) > 0
 
     def extreme(region: int, of: Any, empty: float) -> float:
+        """Return the extreme residual energy of a region's queries, or `empty` without queries."""
         queries = is_query & inside[region]
         return float(of(np.asarray(residual_energies)[queries])) if queries.any() else empty
 

@@ -171,6 +171,7 @@ def bootstrap_bounds(
     draws = jax.random.randint(key, (resamples, examples), 0, examples)
 
     def resample(draw: Array) -> tuple[Array, Array]:
+        """Compute the channels' energies and correlations of one bootstrap sample."""
         sample = RegionalChannels(products[draw])
         return sample.energies, sample.correlations
 

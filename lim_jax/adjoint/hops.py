@@ -83,6 +83,7 @@ def attention_hops(
     hops = hops.at[0].set(gradient / grid.weights[:, None])
 
     def backward(hops, layer, state):
+        """Pull the covectors of each number of hops back through one layer."""
         hops, _, _ = pull_back_hops(flow, layer, state, hops, grid)
         return hops, hops
 
@@ -184,7 +185,10 @@ def one_hop_by_head(
         source, heads = start
 
         def backward(heads, layer, state, index):
+            """Carry the heads through one layer if it lies below their own."""
+
             def add_local(heads):
+                """Add what the layer's local operators carry, one stage after the other."""
                 for _, _, pull in linearised_stages(flow, layer, state, grid):
                     heads = heads + pull(heads, None).parts.local
                 return heads

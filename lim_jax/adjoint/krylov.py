@@ -122,6 +122,7 @@ def _norm(vector: Vector) -> Float[Array, ""]:
 
 
 def _normalise(vector: Vector) -> Vector:
+    """Divide a vector by its Euclidean norm; a zero vector stays zero."""
     size = _norm(vector)
     return vector / jnp.where(size == 0, 1, size)
 

@@ -172,6 +172,7 @@ def channels(
     unknown = not all(map(causal_by_construction, flow.kinds))
 
     def backward(covector, layer, state):
+        """Pull the covector back through one layer; keep its cone and local parts."""
         stages = pull_back_stages(flow, layer, state, covector, grid)
         local = sum((stage.parts.local for stage in stages), jnp.zeros_like(covector))
         cone = sum((stage.parts.kernel for stage in stages), jnp.zeros_like(covector))
@@ -222,6 +223,7 @@ def cone_by_head(sites: AttentionSites, grid: Grid) -> Float[Array, "depth heads
     most = max(map(heads_of, attention_kinds(sites.attention)))
 
     def at_site(attention: Any, site: AttentionSites) -> Float[Array, "heads length width"]:
+        """Compute each head's cone contribution at one site, with zeros for missing heads."""
         if attention is None:
             return jnp.zeros((most, *site.states.shape), site.states.dtype)
         heads = pull_back_heads(attention, site.states, site.covectors, grid)
@@ -339,6 +341,7 @@ def regional_channels(
     require_on_grid(vectors, regions.grid, "vectors", "examples channels length width", channels=3)
 
     def products(vectors: Float[Array, "3 length width"]) -> Float[Array, "3 3 3"]:
+        """Average the inner products of an example's three channels over the regions."""
         return regional_averages(jnp.einsum("aid,bid->iab", vectors, vectors), regions)
 
     return RegionalChannels(jax.vmap(products)(vectors))

@@ -40,6 +40,7 @@ ByHead = Float[Array, "depth heads length"]
 
 
 def _over_heads(result: Any) -> Float[Array, " length"]:
+    """Sum a gradient by layer and head over layers and heads."""
     return result.by_head.sum(axis=(0, 1))
 
 
@@ -147,7 +148,10 @@ def mask_gradient(
     log_weights = jnp.broadcast_to(_log_weights(grid), (heads, grid.size))
 
     def backward(gradient, layer, state):
+        """Pull the gradient back through one layer, to the state and to the log weights."""
+
         def transition(state, log_weights):
+            """Apply the layer with these log weights."""
             return flow.transition(layer, state, replace(grid, log_weights=log_weights))
 
         return jax.vjp(transition, state, log_weights)[1](gradient)
@@ -239,14 +243,17 @@ def mask_path(
     log_weights = _log_weights(grid)
 
     def at(log_weight):
+        """Return the grid with a log weight added to the chosen positions."""
         return replace(grid, log_weights=log_weights + jnp.where(chosen, log_weight, 0))
 
     def add(by_head, node):
+        """Add one quadrature node's share of the gradient."""
         log_weight, share = node
         gradient = mask_gradient(flow, terminal_loss, (x, y), at(log_weight))
         return by_head + share * jnp.where(chosen[None, None, :], gradient.by_head, 0), None
 
     def loss(log_weight):
+        """Compute the loss with a log weight added to the chosen positions."""
         return terminal_loss(flow(x, at(log_weight)), y)
 
     path = jnp.asarray(path_rule(nodes, least).T, log_weights.dtype)
@@ -268,6 +275,7 @@ def path_rule(nodes: int, least: float) -> Float[np.ndarray, "2 nodes"]:
 
 
 def _log_weights(grid: Grid) -> Float[Array, " length"]:
+    """Return the grid's log weights, zeros if it has none."""
     return jnp.zeros_like(grid.weights) if grid.log_weights is None else grid.log_weights
 
 

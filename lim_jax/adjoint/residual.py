@@ -79,6 +79,7 @@ def interaction_orders(
     orders = orders.at[0].set(gradient / weights)
 
     def backward(orders, layer, state):
+        """Carry each order's covector through one layer, which adds to the next order."""
         _, push = jax.linearize(lambda x: flow.transition(layer, x, grid) - x, state)
         transpose = jax.linear_transpose(push, state)
         added = jax.vmap(lambda covector: transpose(weights * covector)[0] / weights)(orders[:-1])
@@ -206,6 +207,7 @@ def splitting_remainders(
     """
 
     def remainder(layer: Any, x: State) -> State:
+        """Subtract Euler's step from a layer's own."""
         field, increment = layer
         return flow.transition(layer, x, grid) - euler(field, x, grid, increment)
 
@@ -303,10 +305,12 @@ def generator_norms(
     bounds = _bounds_at(x, grid, key, steps, failure)
 
     def rate(timed: tuple[Any, Scalar], x: State) -> State:
+        """Compute the state's derivative in depth time."""
         control, time = timed
         return flow.profile(time) * control(time)(x, x, grid)
 
     def at_time(visited: tuple[Scalar, State]) -> NormBounds:
+        """Bound the norm of the rate's derivative at one time's state."""
         time, state = visited
         return bounds(rate, (flow.control, time), state)
 
@@ -402,6 +406,7 @@ def _norms_by_layer(
     bounds = _bounds_at(x, grid, key, steps, failure)
 
     def measure(carry, layer, state):
+        """Bound one layer's norm and pass the state on."""
         return carry, bounds(change, layer, state)
 
     return flow.scan(measure, x, states[:-1])[1]
@@ -420,6 +425,7 @@ def _bounds_at(
         arrays, static = eqx.partition(layer, eqx.is_array)
 
         def operator(arguments: tuple[Any, State]) -> Callable[[State], State]:
+            """Return the derivative at a state, as a map of vectors in the weighted norm."""
             arrays, state = arguments
             combined = eqx.combine(arrays, static)
             root = jnp.sqrt(grid.weights)[:, None]

@@ -87,6 +87,7 @@ def attention_sites(
         require_on_grid(values, grid, name, "times length width", times=flow.depth + 1)
 
     def visit(_, layer, state, covector):
+        """Return the layer's increment, and state and covector where its attention reads."""
         stages = pull_back_stages(flow, layer, state, covector, grid)
         readers = [stage for stage in stages if attention_of(stage.field) is not None]
         site = (readers or stages)[0]  # without attention there is nothing to be linearised

@@ -88,6 +88,7 @@ def linearised_stages(
     increment = layer[1]
 
     def scaled(pull: Pull) -> Pull:
+        """Multiply what a pull-back returns by the layer's increment."""
         return lambda *inputs: jax.tree.map(lambda part: increment * part, pull(*inputs))
 
     stages = []
@@ -133,6 +134,7 @@ def _linearise_heads(attention: Any, x: State, grid: Grid) -> tuple[State, Pull]
     heads = heads_of(attention)
 
     def attend(x: State, *by_heads: Array) -> State:
+        """Apply the attention with each query head's own copy of its sources."""
         if softmax:
             query = attention.queries(x, where)
             return attention.attended(query, *by_heads, attention.gates(x), grid)
@@ -143,14 +145,17 @@ def _linearise_heads(attention: Any, x: State, grid: Grid) -> tuple[State, Pull]
     value, pull = jax.vjp(attend, x, *each_head)
 
     def sum_groups(by_heads: Array, source: Array) -> Array:
+        """Sum the query heads' gradients over the heads that share one source."""
         return by_heads.reshape(len(source), -1, *source.shape[1:]).sum(axis=1)
 
     def kernel(*by_heads: Array) -> State:
+        """Pull gradients of all heads' sources back to the context."""
         summed = map(sum_groups, by_heads, sources)
         structure = jax.tree.structure(sources)
         return pull_sources(jax.tree.unflatten(structure, summed))[0] / weights
 
     def head_kernel(head: Array, *by_heads: Array) -> State:
+        """Pull the gradients of one head's sources back to the context."""
         return kernel(*(jnp.zeros_like(each).at[head].set(each[head]) for each in by_heads))
 
     def pull_all(covectors: Covectors, sparse: SparseRows | None) -> Pulled:
@@ -193,7 +198,10 @@ def _pull_rows(
     weights = grid.weights[sparse.positions][:, None]
 
     def attend(rows: Array, key: Array, value: Array) -> Array:
+        """Apply the attention at the few rows' positions alone."""
+
         def read_row(position: Array, row: Array) -> Array:
+            """Apply the attention at one position to its row."""
             alone = RowAttention(attention, KVCache(key, value), position, grid)
             return alone(row[None], row[None], grid)[0]
 
@@ -210,6 +218,7 @@ def _linearise_field(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
     value, pull = jax.vjp(lambda x, context: field(x, context, grid), x, x)
 
     def pull_all(covectors: Covectors, sparse: SparseRows | None) -> Pulled:
+        """Pull covectors, and rows of sparse ones, back through the field."""
         gradients = jax.vmap(lambda covector: pull(weights * covector))(covectors)
         parts = Parts(*(part / weights[None] for part in gradients))
         if sparse is None:
@@ -230,6 +239,7 @@ def _linearise(field: Field, x: State, grid: Grid) -> tuple[State, Pull]:
     values, pulls = zip(*(_linearise(part, x, grid) for part in field.sublayers), strict=True)
 
     def pull_all(covectors: Covectors, sparse: SparseRows | None) -> Pulled:
+        """Pull covectors back through every term of the field and add the results."""
         parts, sparse_parts, heads = zip(*(pull(covectors, sparse) for pull in pulls), strict=True)
         add = partial(jax.tree.map, lambda *terms: sum(terms))
         each = [some for some in heads if some is not None]

@@ -153,6 +153,7 @@ def adjoint_trajectory(
     (times, states), loss, terminal = run_forward(flow, terminal_loss, example, grid)
 
     def backward(gradient, layer, state):
+        """Pull the gradient back through one layer."""
         _, transposed = jax.vjp(lambda state: flow.transition(layer, state, grid), state)
         (gradient,) = transposed(gradient)
         return gradient, gradient

@@ -205,7 +205,7 @@ def local_blocks(field: Field, x: State, grid: Grid) -> Float[Array, "length wid
         return blocks
     pushed = push(jnp.ones_like(x).at[1::2].set(0))
     message = (
-        "field: expected a first slot that is read token by token, got one that mixes tokens. "
+        "field: got a first slot that mixes tokens, expected one that is read token by token. "
         "Read what mixes them from the second slot, the context."
     )
     return error_if(blocks, beyond_rounding(pushed.at[::2].set(0), pushed), message)
@@ -263,6 +263,7 @@ class KernelFactors(NamedTuple):
         rope = jax.tree.map(lambda rows: rows[j][None], self.rope)
 
         def key_and_value(token: Float[Array, " width"]) -> Sources:
+            """Compute the key and the value of one token."""
             key, value = self.attention.sources(token[None], rope)
             return key[:, 0], value[:, 0]
 
@@ -318,6 +319,7 @@ class KernelFactors(NamedTuple):
         source, token = self.source(j)
 
         def key_and_value_by_head(token: Float[Array, " width"]) -> Sources:
+            """Compute one token's key and value, repeated for every query head."""
             key, value = source(token)
             return by_head(key, len(self.query)), by_head(value, len(self.query))
 
@@ -434,6 +436,7 @@ def looks_ahead(field: Field, x: State, grid: Grid) -> Bool[Array, ""]:
     _, pull = jax.vjp(lambda x, context: field(x, context, grid), x, x)
 
     def crosses(cut: Array) -> Bool[Array, ""]:
+        """Tell whether what is read before a cut depends on tokens after it."""
         before = (jnp.arange(grid.size) < cut)[:, None]
         gradients = jnp.stack(pull(jnp.where(before, covector, 0)))
         return beyond_rounding(jnp.where(before, 0, gradients), gradients)

@@ -194,6 +194,7 @@ def readout_residual_energies(
     require(targets.shape[:2] == states.shape[:2], "targets", got=got, expected=expected, cure=cure)
 
     def energies(example: tuple[Array, Labels]) -> tuple[Array, Array]:
+        """Compute one example's residual energies, and whether the readout mixes positions."""
         state, target = example
         logits, pull = jax.vjp(lambda x: readout(x, grid), state)
         (covector,) = pull(logit_residual(logits, target))
@@ -219,6 +220,7 @@ def _mixing(pull: Any, logits: Float[Array, "length vocabulary"]) -> Array:
     largest = jnp.abs(pull(cotangent)).max()
 
     def leak(digit: Array) -> Array:
+        """Tell whether positions with and without a binary digit mix."""
         chosen = ((jnp.arange(length) >> digit) & 1).astype(logits.dtype)[:, None]
         leaked = (1 - chosen) * pull(chosen * cotangent) + chosen * pull((1 - chosen) * cotangent)
         return jnp.abs(leaked).max() > half_digits(logits.dtype) * largest

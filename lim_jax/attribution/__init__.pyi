@@ -19,6 +19,7 @@ from . import segments as segments
 from . import shrunk_regression as shrunk_regression
 from . import signed_profile as signed_profile
 from . import time_budget as time_budget
+from . import together as together
 from . import token_text as token_text
 from . import without_parts as without_parts
 from .answer import Answer as Answer

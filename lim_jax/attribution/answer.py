@@ -13,6 +13,7 @@ from lim_jax.attribution.answer_comparison import ComparedAnswers, compare_answe
 from lim_jax.attribution.method import Scores
 from lim_jax.attribution.methods.method_table import METHODS
 from lim_jax.attribution.parts import IN_NO_PART, UNNAMED
+from lim_jax.attribution.together import Together
 from lim_jax.prompts.contexts import Context
 from lim_jax.results.context_energies import percent
 from lim_jax.results.tables import FILES
@@ -72,6 +73,11 @@ class Answer(NamedTuple):
         return None if effects is None else float(effects.sum())
 
     @property
+    def together(self) -> Together | None:
+        """What the answer loses without sets of documents, of the method informed; None else."""
+        return self.scores.together
+
+    @property
     def shown(self) -> str:
         """The answer in one line, with dots where it was cut."""
         return shown_answer(self.text, self.cut)
@@ -88,9 +94,9 @@ class Answer(NamedTuple):
                 f"All documents together give {self.total_effect:+.2f} of log odds; their scores "
                 f"add up to {sum_of_scores:+.2f}."
             )
-        if self.scores.note:
-            sentences.append(self.scores.note)
-        return " ".join(sentences)
+        together = self.together
+        sentences += [self.scores.note, "" if together is None else together.finding]
+        return " ".join(filter(None, sentences))
 
     def record(self) -> dict[str, Any]:
         """Return the answer as plain numbers and words, as they stand in answer.json."""
@@ -103,6 +109,7 @@ class Answer(NamedTuple):
             "method": self.method,
             "finding": self.finding,
             "given": self.total_effect,
+            "together": None if self.together is None else self.together.record(),
             "parts": [{name: getattr(part, name) for name in names} for part in self.parts],
         }
 

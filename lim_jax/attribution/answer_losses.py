@@ -52,6 +52,7 @@ def losses_of_rows(
     logits = model.logits_of_queries(model.last_state(x, y), y)
 
     def row_loss(row: Float[Array, " queries"]) -> Float[Array, ""]:
+        """Compute the loss of one row of query weights, times the row's total weight."""
         total_weight, targets = with_query_weights(y, row)
         return total_weight * loss_of_logits.from_logits(logits, targets)
 

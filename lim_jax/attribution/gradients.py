@@ -36,6 +36,7 @@ def integrated_gradients(
     nodes = (jnp.arange(steps, dtype=x.dtype) + 0.5) / steps
 
     def at(node: Float[Array, ""]) -> Tokens:
+        """Compute each token's part of the integrand at one node of the path."""
         return jnp.sum(step * jax.grad(loss, argnums=1)(params, baseline + node * step, y), axis=1)
 
     return jax.lax.map(at, nodes).mean(axis=0)
@@ -54,6 +55,7 @@ def attention_rollout(flow: ResidualFlow, x: State, grid: Grid) -> Float[Array, 
     assert flow.step in (euler, split)
 
     def roll_out(carry, layer):
+        """Multiply one layer's mean attention, halved with the identity, into the rollout."""
         x, rollout = carry
         field, _ = layer
         rollout = (_mean_attention(attention_of(field), x, grid) @ rollout + rollout) / 2

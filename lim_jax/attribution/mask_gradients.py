@@ -115,6 +115,7 @@ def _losses_at_ends(
     x = loss.embed(model, ids, y)
 
     def at(log_weight: Float[Array, ""]) -> Float[Array, " rows"]:
+        """Compute the rows' losses with a log weight on the documents."""
         return losses_of_rows(rows, loss, model, x, with_documents_at(log_weight, x, y, parts))
 
     return jax.lax.map(at, jnp.asarray([math.log(LEAST), 0], x.dtype))
@@ -133,6 +134,7 @@ def _sum_gradients(
     x = loss.embed(model, ids, y)
 
     def at(node: Float[Array, "2"]) -> Float[Array, "_ length"]:
+        """Compute one quadrature node's share of the rows' gradients."""
         log_weight, share = node
         targets = with_documents_at(log_weight, x, y, parts)
         if batches is None:
@@ -167,11 +169,15 @@ def _gradients_of_rows(
     states = flow.trajectory(x, grid).states
 
     def terminal(row):
+        """Compute the gradient of one row's loss in the last states."""
         total_weight, targets = with_query_weights(y, row)
         return total_weight * jax.grad(loss.terminal, argnums=1)(model, states[-1], targets)
 
     def backward(carry, layer, state):
+        """Pull a batch's covectors back through one layer and add its gradients."""
+
         def transition(state, log_weights):
+            """Apply the layer with these log weights."""
             return flow.transition(layer, state, replace(grid, log_weights=log_weights))
 
         covectors, gradients = carry
@@ -182,6 +188,7 @@ def _gradients_of_rows(
         return (covectors, gradients + layer_gradients), None
 
     def batch_gradients(rows):
+        """Compute the gradients of one batch of rows in the log weights."""
         rows = cut_rows(rows, y)
         start = jax.lax.map(terminal, rows), jnp.zeros((rows.shape[0], x.shape[0]), x.dtype)
         return flow.scan(backward, start, states[:-1], reverse=True)[0][1]

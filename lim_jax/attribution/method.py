@@ -12,6 +12,7 @@ from lim_jax._checks import require
 from lim_jax.attribution.parts import is_document
 from lim_jax.attribution.profile_run import Bar, no_bar
 from lim_jax.attribution.segments import AnswerParts, DocumentParts, Segment
+from lim_jax.attribution.together import Together
 from lim_jax.density.adjoints import Loss
 from lim_jax.models.causal import CausalLM
 from lim_jax.prompts.contexts import Context
@@ -78,6 +79,9 @@ class Scores(NamedTuple):
     errors
         The standard deviation of each score after what the method read, NaN where it does not say
         it; None of methods that have no errors.
+    together
+        What the answer loses without sets of the documents that matter most, of methods that read
+        it; None else.
     """
 
     answer: Sequence[Segment]
@@ -87,6 +91,7 @@ class Scores(NamedTuple):
     total_effect: Float[np.ndarray, " answer"] | None = None
     note: str = ""
     errors: Float[np.ndarray, "answer parts"] | None = None
+    together: Together | None = None
 
     @property
     def documents(self) -> Int[np.ndarray, " documents"]:

@@ -148,6 +148,7 @@ def accounts_of_contexts(
     run = {"function": "account_of_context", "account": fingerprint}
 
     def read(leaves: list) -> TokenBreakdown:
+        """Make an account again from its file's arrays."""
         return TokenBreakdown._make(jax.device_put(leaves))
 
     return [

@@ -79,6 +79,7 @@ def choose_contexts(
     """
 
     def measure(start: int, count: int) -> Influence:
+        """Measure the influence of some contexts, and wait for the result."""
         rows = slice(start, start + count)
         return jax.block_until_ready(_influence(network_and_loss, windows, rows, regions))
 
@@ -199,6 +200,7 @@ def _count_weights(layer: Any) -> int:
     """Count the weights that a token meets: of experts, those that are chosen for it."""
 
     def is_mixture(node: Any) -> bool:
+        """Tell whether a node is a mixture of experts."""
         return isinstance(node, MixtureOfExperts)
 
     count = 0

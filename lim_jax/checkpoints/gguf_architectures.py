@@ -113,7 +113,7 @@ def _gemma4(options: Configuration, sizes: Options, tensors: Tensors) -> dict[st
 
 
 def _proportional(rope: Options, head_dim: int) -> Options:
-    """Return a proportional scaling in place of factors that turn only a head's first pairs."""
+    """Rewrite factors that keep a head's later pairs unrotated as a proportional scaling."""
     if rope["rope_type"] != "factors":
         return rope
     turned = sum(factor == 1 for factor in rope["factors"])

@@ -50,6 +50,7 @@ class GGUFCheckpoint(NamedTuple):
         require_shape(name, tensor.shape, shape)
 
         def rows(part: slice) -> np.ndarray:
+            """Read and dequantise some rows of the tensor."""
             return tensor.from_rows(
                 *(dequantize_rows(name, source, part) for source in tensor.sources)
             )

@@ -206,6 +206,7 @@ def _fused_experts(name: str, tensors: Tensors, at: str, reader: Stacked) -> dic
         return (shape[0], *reversed(shape[1:])) if turned else shape
 
     def transposed(rows: np.ndarray) -> np.ndarray:
+        """Transpose each expert's matrix if the publisher's is transposed."""
         return rows.swapaxes(1, -1) if turned else rows
 
     if stem.endswith("ffn_down_exps"):

@@ -77,6 +77,7 @@ class Configuration(Mapping[str, Any]):
         self.options, self.read_names, self.file = options, set(), file
 
     def __getitem__(self, name: str) -> Any:
+        """Return an option, and remember that it was read."""
         self.read_names.add(name)
         return self.options[name]
 

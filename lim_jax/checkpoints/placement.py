@@ -165,6 +165,7 @@ def in_bits(layer: Any, precision: str | None) -> Any:
         return layer
 
     def bits(leaf: Any) -> Any:
+        """View an array of half precision as integers; return others unchanged."""
         return leaf.view(np.uint16) if leaf.dtype == precision else leaf
 
     return jax.tree.map(bits, halve(layer, precision))

@@ -70,6 +70,7 @@ def _in_ring(layer: Layer, mesh: Mesh) -> Layer:
     ring = RingAttention(mesh, CONTEXT)
 
     def attends(node: Any) -> bool:
+        """Tell whether a node is a causal attention."""
         return isinstance(node, CausalAttention)
 
     def changed(node: Any) -> Any:

@@ -251,6 +251,7 @@ def _network(at: str, recipe: Recipe) -> str:
 
 
 def _mlp_bias(read: Reader, name: str, recipe: Recipe, size: int) -> Tensor | None:
+    """Read the bias of one of an MLP's matrices, or return None if the family has none."""
     return read(f"{name}.bias", size) if recipe.biases.mlp else None
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import tyro
@@ -15,10 +16,11 @@ from lim_jax.attribution.explanation_run import (
     explain_contexts,
     pair_with_loss,
 )
-from lim_jax.attribution.heads import strongest_heads
+from lim_jax.attribution.heads import HeadOfPart, strongest_heads
 from lim_jax.attribution.profile_run import require_fitting
 from lim_jax.attribution.time_budget import (
     FIRST_LOOK,
+    NetworkAndLoss,
     TimeBudget,
     choose_contexts,
     describe_contexts,
@@ -37,11 +39,14 @@ from lim_jax.cli.arguments import (
 )
 from lim_jax.cli.explain_output import report_explanation, write_explained_page
 from lim_jax.cli.networks import network_within, open_model
+from lim_jax.explanations import Explanation
 from lim_jax.explanations.certificates import Judged
 from lim_jax.grid.cells import token_grid
-from lim_jax.grid.partition import boundary_regions
-from lim_jax.models import CausalLM
+from lim_jax.grid.partition import Regions, boundary_regions
+from lim_jax.models import CausalLM, LanguageModel
 from lim_jax.models.loss_kinds import LossName, loss_kind
+from lim_jax.probes import Estimate
+from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.prompt_files import read_prompts
 from lim_jax.report.page import require_page_packages
 from lim_jax.results.context_energies import common_regions
@@ -113,46 +118,98 @@ def explain(
         most = MOST if contexts is None else as_int(contexts, "contexts")
         unfinished = folder / UNFINISHED
         opened = open_model(model, download, compute)
-        lines = read_prompts(data, opened, loss, max_length)
-        tokens = min(FIRST_LOOK, len(lines)) * max(line.length for line in lines)
-        opened = network_within(opened, memory=memory, tokens=tokens, unfinished=unfinished)
-        answers = answer_contexts(lines, opened, loss, ANSWER)
-        print("".join(f"{line}\n" for line in own_answer_lines(lines, answers, opened)), end="")
-        network = opened.network
-        require_fitting(network, answers)
+        opened, answers = _read_contexts(opened, data, loss, max_length, memory, unfinished)
         order = jax.random.permutation(choice_key, len(answers))[:most].tolist()
         batch = batch_contexts([answers[number] for number in order])
-        _require_within(network, batch, contexts, depth)
-        regions = common_regions(batch.lengths, delta, network.embedding.dtype)
-        network_and_loss = pair_with_loss(network, batch.contexts, loss)
+        _require_within(opened.network, batch, contexts, depth)
         # The clock may choose another number when the run is taken up: the first one holds.
-        count_of_contexts = contexts or count_recorded_contexts(unfinished)
-        budget = choose_contexts(
-            network_and_loss, batch.windows, regions, count_of_contexts, batch.named
-        )
-        count = budget.contexts
-        network_and_loss = network_and_loss._replace(weights=network_and_loss.weights[:count])
-        batch = ContextBatch(batch.windows[:count], batch.contexts[:count])
-        title = f"{opened.name}, {loss}"
-        print(announcement(title, batch.lengths, budget, certificates), flush=True)
+        count = contexts or count_recorded_contexts(unfinished)
+        task, budget = _choose_task(opened, batch, loss, delta, count)
+        print(announcement(task.title, task.batch.lengths, budget, certificates), flush=True)
         result, mass = explain_contexts(
-            network_and_loss,
-            batch.windows,
-            regions,
+            task.network_and_loss,
+            task.batch.windows,
+            task.regions,
             explanation_key,
             depth,
             certificates,
             unfinished,
             tqdm,
         )
-        heads = strongest_heads(network_and_loss, batch, tqdm)
-        described = describe_contexts(batch.lengths)
+        heads = strongest_heads(task.network_and_loss, task.batch, tqdm)
+        described = describe_contexts(task.batch.lengths)
         print(f"\n== {model} on {data}: {described}, loss {loss} ==")
-        report_explanation(result, mass, heads, batch.contexts, title, folder)
-        if html:
-            question = f"Why does {opened.name} use what it uses? ({loss})"
-            write_explained_page(result, network_and_loss, batch, opened, question, folder)
+        _write_explanation(task, result, mass, heads, folder, html=html)
     return 0
+
+
+class ExplainTask(NamedTuple):
+    """What is explained: a model under a loss, on the contexts that were chosen."""
+
+    opened: LanguageModel
+    loss: LossName
+    network_and_loss: NetworkAndLoss
+    batch: ContextBatch
+    regions: Regions
+
+    @property
+    def title(self) -> str:
+        """The model's name and the loss, which stand over figures."""
+        return f"{self.opened.name}, {self.loss}"
+
+
+def _read_contexts(
+    opened: LanguageModel,
+    data: Path,
+    loss: LossName,
+    max_length: int,
+    memory: float | None,
+    unfinished: Path,
+) -> tuple[LanguageModel, list[Context]]:
+    """Read the data, place the model's weights, and let it answer the lines without an answer."""
+    lines = read_prompts(data, opened, loss, max_length)
+    tokens = min(FIRST_LOOK, len(lines)) * max(line.length for line in lines)
+    opened = network_within(opened, memory=memory, tokens=tokens, unfinished=unfinished)
+    answers = answer_contexts(lines, opened, loss, ANSWER)
+    print("".join(f"{line}\n" for line in own_answer_lines(lines, answers, opened)), end="")
+    require_fitting(opened.network, answers)
+    return opened, answers
+
+
+def _choose_task(
+    opened: LanguageModel, batch: ContextBatch, loss: LossName, delta: float, count: int | None
+) -> tuple[ExplainTask, TimeBudget]:
+    """Choose the first `count` contexts, or for None as many as the clock and the errors say."""
+    regions = common_regions(batch.lengths, delta, opened.network.embedding.dtype)
+    network_and_loss = pair_with_loss(opened.network, batch.contexts, loss)
+    budget = choose_contexts(network_and_loss, batch.windows, regions, count, batch.named)
+    chosen = slice(budget.contexts)
+    task = ExplainTask(
+        opened,
+        loss,
+        network_and_loss._replace(weights=network_and_loss.weights[chosen]),
+        ContextBatch(batch.windows[chosen], batch.contexts[chosen]),
+        regions,
+    )
+    return task, budget
+
+
+def _write_explanation(
+    task: ExplainTask,
+    result: Explanation,
+    mass: Estimate | None,
+    heads: Sequence[HeadOfPart],
+    folder: Path,
+    *,
+    html: bool,
+) -> None:
+    """Print what was found, and write its numbers, its figures and, with `html`, its page."""
+    report_explanation(result, mass, heads, task.batch.contexts, task.title, folder)
+    if html:
+        question = f"Why does {task.opened.name} use what it uses? ({task.loss})"
+        write_explained_page(
+            result, task.network_and_loss, task.batch, task.opened, question, folder
+        )
 
 
 def _require_options(loss: LossName, max_length: int, delta: float, html: bool) -> None:

@@ -78,6 +78,7 @@ def placement_bar(network: CausalLM, unfinished: Path) -> Callable[..., Iterable
     """Return a progress bar that records after each context how the weights are placed."""
 
     def bar(items: Sequence[Any], **options: Any) -> Iterable[Any]:
+        """Show progress; record the placement where the items are contexts."""
         counts_contexts = options.get("unit") == "context"
         progress = tqdm(items, **options)
         return record_placement(progress, network, unfinished) if counts_contexts else progress

@@ -33,6 +33,7 @@ def _count(
     values = dict(zip(jaxpr.invars, arguments, strict=True))
 
     def read(atom: Any) -> Known:
+        """Return the value of an input if it is known, in every iteration."""
         if isinstance(atom, Literal):
             return _in_all(atom.val, iterations) if _is_integer(atom.aval, iterations) else None
         return values.get(atom)
@@ -78,10 +79,12 @@ def _is_called(program: ClosedJaxpr | Jaxpr, equation: JaxprEqn) -> bool:
 
 
 def _shapes(variables: Sequence[Any]) -> list[tuple]:
+    """Return the shapes of a program's variables."""
     return [variable.aval.shape for variable in variables]
 
 
 def _count_unknown(program: ClosedJaxpr | Jaxpr, iterations: int) -> int:
+    """Count a program's operations where no input is known."""
     return _count(program, [None] * len(_jaxpr_of(program).invars), iterations)[0]
 
 
@@ -120,6 +123,7 @@ def _count_scan(
 
 
 def _count_sliced(stacked: Sequence[Any], slices: Sequence[Any]) -> int:
+    """Count the arrays of which a scan's step takes slices: they have one axis more outside."""
     pairs = zip(_shapes(stacked), _shapes(slices), strict=True)
     return sum(len(stack) > len(slice_) for stack, slice_ in pairs)
 
@@ -145,6 +149,7 @@ def _evaluate(equation: JaxprEqn, inputs: list[Known], iterations: int) -> list[
         return [None] * len(equation.outvars)
 
     def once(*values: Any) -> list[Any]:
+        """Run the equation on the values of one iteration."""
         results = equation.primitive.bind(*values, **equation.params)
         return results if equation.primitive.multiple_results else [results]
 
@@ -160,6 +165,7 @@ def _is_integer(aval: Any, iterations: int) -> bool:
 
 
 def _in_all(value: Any, iterations: int) -> np.ndarray:
+    """Repeat a value for every iteration along a new leading axis."""
     return np.broadcast_to(np.asarray(value), (iterations, *np.shape(value)))
 
 
@@ -171,4 +177,5 @@ def _repeat(value: Known, times: int) -> Known:
 
 
 def _jaxpr_of(program: ClosedJaxpr | Jaxpr) -> Jaxpr:
+    """Return a program without its constants."""
     return program.jaxpr if isinstance(program, ClosedJaxpr) else program

@@ -78,12 +78,16 @@ def job_cost(job: Callable[..., Any], *arguments: PyTree) -> Cost:
     shapes, static = eqx.partition(leaves, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
 
     def arrays_of_job(shapes: PyTree) -> PyTree:
+        """Run the job and keep the arrays of what it returns."""
         return eqx.filter(job(*eqx.combine(shapes, static)), eqx.is_array)
 
     traced = jax.jit(arrays_of_job).trace(shapes)
     analysis = traced.lower().compile().memory_analysis()
     if analysis is None:
-        raise RuntimeError("The compiler of this platform gives no account of memory.")
+        raise RuntimeError(
+            f"job: got no account of memory from the compiler of {jax.default_backend()}, expected "
+            "one. Count on a CPU: set JAX_PLATFORMS=cpu, as no job is run."
+        )
     return Cost(
         operations(traced.jaxpr),
         analysis.temp_size_in_bytes,
@@ -125,4 +129,5 @@ def require_fits(cost: Cost, available: int) -> None:
 
 
 def _shape(leaf: Any) -> Any:
+    """Replace an array by its shape and type; return others unchanged."""
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf

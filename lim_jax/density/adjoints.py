@@ -60,6 +60,7 @@ class LossOfIds(eqx.Module):
     loss: Loss
 
     def __check_init__(self):
+        """Raise ValueError unless both fields can be called."""
         require_callable(self.embed, "embed", "embed(params, ids, y) of one example")
         require_callable(self.loss, "loss", "loss(params, x, y) of one example")
 

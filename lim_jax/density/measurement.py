@@ -166,6 +166,7 @@ def influence_stream(
     size = require_pair(loss, first)[0].shape[0]
 
     def measure(batch: Batch) -> Influence:
+        """Measure one batch, filled up to the common size, and drop what fills it."""
         filled, counts = _fill_batch(loss, batch, size)
         result = _influence(loss, params, filled, counts, regions, keep_examples)
         energies = result.example_energies

@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from lim_jax._checks import (
     ARRAYS,
     as_finite_nonnegative,
-    error_if,
+    error_if_got,
     in_a_line,
     require,
     require_floats,
@@ -209,11 +209,13 @@ class Influence(eqx.Module):
         """
         require_regions(regions)
         require_floats(energies, "energies", "examples length", length=regions.grid.size)
-        message = (
-            "energies: expected finite numbers from 0 on, got others. Find where NaN or infinity "
-            "come from, and pass squares of adjoints."
+        energies = error_if_got(
+            energies,
+            "energies",
+            got={"a number below zero": energies < 0, "NaN or infinity": ~jnp.isfinite(energies)},
+            expected="finite numbers from 0 on",
+            cure="Find where NaN or infinity come from, and pass squares of adjoints.",
         )
-        energies = error_if(energies, ~((energies >= 0) & (energies < jnp.inf)), message)
         return cls._from_energies(energies, jnp.ones(len(energies), bool), regions, keep_examples)
 
     @classmethod
@@ -520,10 +522,12 @@ class Influence(eqx.Module):
 
     @property
     def _without_examples(self) -> "Influence":
+        """Return a copy without the examples' energies."""
         return replace(self, example_energies=None)
 
     @property
     def _kept(self) -> Bool[Array, " length"]:
+        """Tell which positions lie in the regions and are not left out."""
         return self.regions.kept_weights > 0
 
     def _standard_error(self, scatter: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -562,6 +566,7 @@ def number_lines(
 
 
 def _with_error(value: Scalar, error: Scalar) -> str:
+    """Return a number and its error in three digits."""
     return f"{float(value):.3g} ± {float(error):.3g}"
 
 

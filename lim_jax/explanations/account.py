@@ -291,6 +291,7 @@ def _back(
     pull = _pull_parts if separate else _pull_covector
 
     def back(layer: tuple[Any, Scalar]) -> tuple[_Sweep, Float[Array, " heads"]]:
+        """Pull the sweep back through this layer."""
         return pull(flow, sweep, layer, state, grid)
 
     sweep, heads = flow.at_layer(back, number, state.dtype)

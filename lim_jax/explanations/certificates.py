@@ -101,6 +101,7 @@ def _amplifications(
     """Compute the products of the layers' amplification from their norms, for each context."""
 
     def amplify(ids: Int[Array, " length"]) -> Float[Array, " layers"]:
+        """Bound one context's amplification by every layer from `depth` on."""
         norms = interaction_norms(model.flow, model.embed(ids), grid, key=key)
         return amplification(jax.tree.map(lambda leaf: leaf[depth:], norms)).products
 
@@ -118,6 +119,7 @@ def _joint_cone(
     """Compute the joint cone of contexts from the attention of the layers from `depth` on."""
 
     def sites_of_example(example: tuple[Array, Targets]) -> AttentionSites:
+        """Return one example's states and covectors where attention from `depth` on reads."""
         ids, targets = example
         loss = partial(terminal_loss, model)
         example = (model.embed(ids), targets)
@@ -142,9 +144,11 @@ def _least_of_first_token(
     scale = flow.profile(jnp.asarray(depth * flow.horizon / flow.depth, covectors.dtype))
 
     def contributions(attention_input: tuple[State, State]) -> Float[Array, "length width"]:
+        """Pull one example's covector at every position back to the first token."""
         state, covector = attention_input
 
         def column(layer: Any) -> State:
+            """Pull the covector back through the first token's column of the kernel."""
             return kernel_factors(attention_of(layer[0]), state, grid).pull_column(first, covector)
 
         return scale * flow.at_layer(column, jnp.asarray(depth), covector.dtype)

@@ -297,6 +297,7 @@ def _cone_mass(model: CausalLM, ids: Int[Array, " length"], grid: Grid) -> PerPo
     flow = model.flow
 
     def apply_and_measure(x: State, layer: tuple[Any, Array]) -> tuple[State, PerPosition]:
+        """Apply one layer, and measure its attention's cone mass."""
         return flow.transition(layer, x, grid), cone_mass(attention_of(layer[0]), x, grid)
 
     return flow.scan(apply_and_measure, model.embed(ids))[1].mean(axis=0)
@@ -309,6 +310,7 @@ def _reduce_context(
     """Reduce a context's parts to what is averaged over contexts, and its tokens' energies."""
 
     def on_common_grid(profiles: Float[Array, "*parts length"]) -> Float[Array, "*parts cells"]:
+        """Average profiles over the cells that all contexts share."""
         return profiles if shares is None else profiles @ shares.T
 
     vectors = parts.vectors

@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import as_int, error_if, require, require_indices
+from lim_jax._checks import as_int, error_if_got, require, require_indices
 from lim_jax.grid.measure import Grid, require_on_grid
 
 Starts = Int[Array, " length"]
@@ -55,12 +55,17 @@ class CellGrid(Grid):
         expected = f"{self.size}, one for each position"
         cure = "Pass for every row where its prefix begins."
         require(starts.shape == (self.size,), "starts", got=got, expected=expected, cure=cure)
-        late = (starts < 0) | (starts > jnp.arange(self.size))
-        message = (
-            "starts: expected numbers from 0 to the row's own, got others. Pass for each row the "
-            "position at which its prefix begins."
+        starts = error_if_got(
+            starts,
+            "starts",
+            got={
+                "a number below zero": starts < 0,
+                "a number above the row's own": starts > jnp.arange(self.size),
+            },
+            expected="numbers from 0 to the row's own",
+            cure="Pass for each row the position at which its prefix begins.",
         )
-        return self._begun(error_if(starts, late, message))
+        return self._begun(starts)
 
     def windowed(self, window: int) -> "CellGrid":
         """Limit each row's prefix to its last `window` positions, its own included."""
@@ -77,6 +82,7 @@ class CellGrid(Grid):
         return self._begun(first + (rows - first) // chunk * chunk)
 
     def _begun(self, starts: Starts) -> "CellGrid":
+        """Return the grid with prefixes that begin no earlier than `starts`."""
         later = starts if self.starts is None else jnp.maximum(starts, self.starts)
         return replace(self, starts=later)
 
@@ -106,12 +112,15 @@ class CellGrid(Grid):
         return self._cast(middle**self.power)
 
     def _nodes(self) -> np.ndarray:
+        """Return the images of equal cells' nodes, in double precision."""
         return self._equal_nodes() ** self.power
 
     def _weights(self) -> np.ndarray:
+        """Return the nodes' weights in double precision."""
         return self.power * self._equal_nodes() ** (self.power - 1) / self.size
 
     def _edges(self) -> np.ndarray:
+        """Return the images of equal cells' edges."""
         return (np.arange(self.size + 1) / self.size) ** self.power
 
     def _nodes_below(self, position: Fraction) -> int:
@@ -119,11 +128,13 @@ class CellGrid(Grid):
 
         # Exact rationals: in floats 41/50 < 1 - 0.18, though both are 0.82.
         def node(index: int) -> Fraction:
+            """Return a node's position as an exact rational number."""
             return ((index + 1 - self.offset) / self.size) ** self.power
 
         return bisect_left(range(self.size), position, key=node)
 
     def _weights_to(self, positions: np.ndarray) -> np.ndarray:
+        """Return each cell's weight in the integral from zero to each position."""
         edges = self._edges()
         covered = np.clip((positions[:, None] - edges[:-1]) / np.diff(edges), 0, 1)
         return covered * self._weights()
@@ -142,6 +153,7 @@ class CellGrid(Grid):
         return (1 - share) * values[left] + share * values[left + 1]
 
     def _equal_nodes(self) -> np.ndarray:
+        """Return the nodes of equal cells, before they are mapped by the power."""
         return (np.arange(1, self.size + 1) - float(self.offset)) / self.size
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lim_jax._checks import error_if, require, require_scalar
+from lim_jax._checks import error_if_got, require, require_scalar
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 
 
@@ -92,9 +92,14 @@ def guarded_density(
 ) -> Float[Array, " length"]:
     """Return a density; using it raises if it is negative, NaN or infinite, or zero everywhere."""
     require_on_grid(values, grid, name, "length")
-    fits = jnp.all((values >= 0) & (values < jnp.inf)) & (integral(values, grid) > 0)
-    message = (
-        f"{name}: expected a finite density of position, nowhere negative and not zero, got "
-        "another. Pass for example jnp.ones(grid.size)."
+    return error_if_got(
+        values,
+        name,
+        got={
+            "NaN or infinity": ~jnp.isfinite(values),
+            "a number below zero": values < 0,
+            "zeros alone": ~(integral(values, grid) > 0),
+        },
+        expected="a finite density of position, nowhere negative and not zero",
+        cure="Pass for example jnp.ones(grid.size).",
     )
-    return error_if(values, ~fits, message)

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import error_if, require_floats
+from lim_jax._checks import error_if_got, require_floats
 from lim_jax.grid.measure import Grid, require_on_grid
 
 
@@ -65,10 +65,12 @@ def cell_embedding(
     """
     require_on_grid(values, grid)
     require_floats(positions, "positions", "points")
-    outside = ~jnp.all((positions >= 0) & (positions <= 1))
-    message = (
-        "positions: expected numbers in [0, 1], got others. Divide token numbers by the length."
+    positions = error_if_got(
+        positions,
+        "positions",
+        got={"a number below zero or NaN": ~(positions >= 0), "a number above one": positions > 1},
+        expected="numbers in [0, 1]",
+        cure="Divide token numbers by the length.",
     )
-    positions = error_if(positions, outside, message)
     cells = jnp.searchsorted(grid.edges, positions, side="left") - 1
     return values[jnp.clip(cells, 0, grid.size - 1)]

@@ -48,6 +48,7 @@ class Grid(eqx.Module):
     parts: Int[Array, " length"] | None = eqx.field(default=None, kw_only=True)
 
     def __check_init__(self):
+        """Raise ValueError unless the dtype is None or one of floats."""
         floating = self.dtype is None or _is_floating(self.dtype)
         expected = "a floating-point dtype, or None for JAX's default"
         cure = "Pass for example jnp.float32."
@@ -113,7 +114,7 @@ class Grid(eqx.Module):
         """
         require_floats(log_weights, "log_weights", "length", ONE_EACH, length=self.size)
         message = (
-            "log_weights: expected numbers below infinity, got infinity or NaN. Pass logarithms of "
+            "log_weights: got infinity or NaN, expected numbers below infinity. Pass logarithms of "
             "weights from 0 on, -inf to leave a position out."
         )
         log_weights = error_if(log_weights, ~(log_weights < jnp.inf), message)
@@ -143,6 +144,7 @@ class Grid(eqx.Module):
         """Return the middle of each cell, in the coordinate in which the cells are equal."""
 
     def _cast(self, values: np.ndarray) -> Float[Array, "..."]:
+        """Convert numbers of double precision to the grid's dtype."""
         return jnp.asarray(values, self.dtype or float)
 
     @abstractmethod
@@ -193,6 +195,7 @@ def require_on_grid(
 
 
 def _is_floating(dtype: Any) -> bool:
+    """Tell whether this names a floating-point dtype."""
     try:
         return jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
     except TypeError:

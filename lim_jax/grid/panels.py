@@ -79,22 +79,25 @@ class PanelGrid(Grid):
         return jnp.einsum("pk,pk...->p...", shares, values[members])
 
     def _nodes(self) -> np.ndarray:
+        """Return the Gauss nodes of all panels, in double precision."""
         reference, _ = _leggauss(self.order)
         starts = np.array(self.breaks[:-1])
         widths = np.diff(self.breaks)
         return (starts[:, None] + widths[:, None] * (reference + 1) / 2).ravel()
 
     def _weights(self) -> np.ndarray:
+        """Return the Gauss weights of all panels, in double precision."""
         _, gauss = _leggauss(self.order)
         return np.outer(np.diff(self.breaks) / 2, gauss).ravel()
 
     def _edges(self) -> np.ndarray:
-        # Gauss weights separate the nodes: each lies inside the cell of its weight's size.
+        """Return the edges of cells as wide as the Gauss weights, which separate the nodes."""
         edges = np.concatenate([[0.0], np.cumsum(self._weights())])
         edges[-1] = 1.0
         return edges
 
     def _nodes_below(self, position: Fraction) -> int:
+        """Count the nodes strictly left of an exact position."""
         nodes = self._nodes()
         return bisect_left(range(self.size), position, key=lambda i: Fraction(float(nodes[i])))
 

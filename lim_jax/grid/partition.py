@@ -80,6 +80,7 @@ class Regions(eqx.Module):
         return self._without_left_out(rows)
 
     def _without_left_out(self, weights: np.ndarray) -> np.ndarray:
+        """Set the weights of positions that are left out to zero."""
         inside = ~np.isin(np.arange(self.grid.size), self.left_out)
         return np.where(inside, weights, 0.0)
 
@@ -214,6 +215,7 @@ def regional_averages(
 
 @jax.jit
 def _averages(values: Array, weights: Float[Array, "3 length"]) -> Array:
+    """Average values over three regions, each given by its weights."""
     sizes = weights.sum(axis=1).reshape(3, *(1 for _ in values.shape[1:]))
     return jnp.tensordot(weights, values, axes=1) / sizes
 

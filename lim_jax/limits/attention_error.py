@@ -185,6 +185,7 @@ class _CellErrors(NamedTuple):
             return refine(source, None, self.sizes, errors, self.reference_error, sampled=True)
 
         def bound(size: int) -> float:
+            """Compute the bound at one size."""
             return constant * rate(size)
 
         return refine(
@@ -247,12 +248,14 @@ def _cell_errors(
 
 @filter_jit
 def _attend(attention: CausalAttention, states: PositionField, grid: Grid) -> State:
+    """Apply the attention to the states at a grid's nodes."""
     x = states(grid.nodes)
     return attention(x, x, grid)
 
 
 @filter_jit
 def _interpolate(reference: Grid, values: State, nodes: Float[Array, " nodes"]) -> Array:
+    """Interpolate values on the reference grid to other positions."""
     return reference.interpolate(values, nodes)
 
 
@@ -296,6 +299,7 @@ def _attention_constant(
     """Compute :math:`C_R` with extremes over the points, from attention's keys and values."""
 
     def projections(p: Array) -> tuple[Array, Array, Array]:
+        """Compute each head's queries, keys and projected values at positions."""
         x = states(p)
         query = attention.queries(x, None)
         sources = attention.sources(x, None)
@@ -308,6 +312,7 @@ def _attention_constant(
     past = p[None, :] <= p[:, None]
 
     def largest(values: Array) -> Array:
+        """Return each row's largest value over its past."""
         return jnp.where(past, values, 0).max(axis=1)
 
     def head(q: Array, k: Array, v: Array, dk: Array, dv: Array) -> Array:

@@ -71,6 +71,7 @@ def cone_mass_study(
 
     @filter_jit
     def relative(grids: Sequence[Grid]) -> list[Array]:
+        """Compute each grid's cone masses, divided by those of the last."""
         masses = [
             grid.interpolate(cone_mass(attention, states(grid.nodes), grid), at) for grid in grids
         ]
@@ -87,6 +88,7 @@ def printed_cone_mass_study(
 
     @filter_jit
     def largest(grid: Grid) -> Array:
+        """Return the largest cone mass at the quarters, in the paper's finite normalisation."""
         masses = cone_mass(attention, states(grid.nodes), grid, normalisation="finite")
         return grid.interpolate(masses, jnp.array(QUARTERS)).max()
 
@@ -127,6 +129,7 @@ def left_cone_mass_study(
 
     @filter_jit
     def average(grid: Grid) -> Array:
+        """Average the cone mass over the left region."""
         masses = cone_mass(attention, states(grid.nodes), grid)
         return regional_averages(masses, boundary_regions(grid, delta))[0]
 

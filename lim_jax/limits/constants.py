@@ -285,6 +285,7 @@ def depth_constants(
         parameters, unravel = ravel_pytree(arrays)
 
         def scaled_field(parameters: Array, z: Array) -> Array:
+            """Apply the field with a vector for its parameters, on states scaled by the weights."""
             field_at = eqx.combine(unravel(parameters), static)
             return (root * field_at(z / root, z / root, grid)).ravel()
 
@@ -328,6 +329,7 @@ def readout_bound(
     root = jnp.sqrt(grid.weights)[:, None]
 
     def scaled(z: State) -> Float[Array, " outputs"]:
+        """Apply the readout between states and outputs scaled by the weights."""
         return (root * readout(z / root, grid)).ravel()
 
     jacobian = jax.jacrev(scaled)(root * x)
@@ -422,9 +424,11 @@ def time_slopes(
     require_floats(times, "times", "times", "Pass an array of depth times.")
 
     def rate(time: Array) -> State:
+        """Compute the state's derivative in depth time at one time."""
         return flow.profile(time) * flow.control(time)(x, x, grid)
 
     def slope(time: Array) -> Array:
+        """Compute the norm of the rate's derivative in time."""
         change = jax.jvp(rate, (time,), (jnp.ones_like(time),))[1]
         return jnp.sqrt(inner(change, change, grid))
 

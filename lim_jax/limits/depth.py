@@ -119,6 +119,7 @@ def trajectory_studies(
     times = np.unique(np.concatenate([np.linspace(0, horizon, n + 1) for n in depths]))
 
     def solution(flow: ContinuousFlow) -> np.ndarray:
+        """Solve the flow, and return its states at the times."""
         return np.asarray(_states_at(flow, x, grid, jnp.asarray(times)))
 
     flows = reference_flows(control, horizon, profile) if references is None else references
@@ -136,6 +137,7 @@ def trajectory_studies(
 def _states_at(
     flow: ContinuousFlow, x: State, grid: Grid, times: Float[Array, " times"]
 ) -> Float[Array, "times length width"]:
+    """Return a continuous flow's states at the times."""
     return flow.trajectory(x, grid, times).states
 
 
@@ -144,7 +146,10 @@ def _require_lipschitz_in_time(control: Control, x: State, grid: Grid, horizon: 
     directions = jnp.asarray(np.random.default_rng(0).standard_normal((4, x.size)))
 
     def velocities(p: Float[Array, " times"]) -> Float[Array, "times 4"]:
+        """Compute the field along four directions at positions of depth time in [0, 1]."""
+
         def velocity(p: Array) -> Array:
+            """Compute the field along the directions at one position."""
             return directions @ control(horizon * p)(x, x, grid).ravel()
 
         return jax.lax.map(velocity, p, batch_size=1024)
@@ -164,6 +169,7 @@ class _DepthLimit(NamedTuple):
 
     @property
     def horizon(self) -> float:
+        """Return the time at which the flow ends."""
         return float(self.times[-1])
 
     def at(self, times: np.ndarray) -> np.ndarray:
@@ -297,6 +303,7 @@ def _recursion_runs(
     def run(
         depth: int, layers: PyTree, states: Array, departure: tuple[Array, Array]
     ) -> _RecursionRun:
+        """Collect one depth's states, the flow's beside them, and what enters the bound."""
         step = horizon / depth
         distance, defects = departure
         defect = _largest_norm(np.asarray(defects), limit.grid) / step**2
@@ -310,6 +317,7 @@ def _recursion_runs(
 
 @filter_jit  # one program for each step, whatever the perturbation
 def _trajectories(flows: list[ResidualFlow], x: State, grid: Grid) -> list[Array]:
+    """Return the states of every flow."""
     return [flow.trajectory(x, grid).states for flow in flows]
 
 
@@ -404,12 +412,14 @@ def shadowing_study(
 
     @filter_jit
     def followed(x: State, depth: int, follow: Follow) -> tuple[PyTree, Array, Array, Array]:
+        """Return the layers of one depth, their states, the limit's, and the defects."""
         layers = make_layers(depth)
         states = ResidualFlow(layers, horizon, profile, step).trajectory(x, grid).states
         defects = _defects(layers, states, profile, grid, horizon)
         return layers, states, follow(layers, x, grid), defects
 
     def run(depth: int, follow: Follow) -> _RecursionRun:
+        """Collect one depth's states beside the limit's, and the largest defect."""
         layers, *arrays = followed(x, depth, follow)
         states, flow, defects = map(np.asarray, arrays)
         defect = _largest_norm(defects, grid) * (depth / horizon) ** 2
@@ -442,12 +452,15 @@ def _follow(profile: DepthFunction, horizon: float, count: int) -> Follow:
     nodes, weights = map(jnp.asarray, np.polynomial.legendre.leggauss(count))
 
     def step(field: Any, x: State, grid: Grid, increment: Array) -> State:
+        """Take `count` steps of `rk4` for one layer."""
         return jax.lax.fori_loop(0, count, lambda _, x: rk4(field, x, grid, increment / count), x)
 
     def follow(layers: PyTree, x: State, grid: Grid) -> Float[Array, "times length width"]:
+        """Return the states of the flow that the layers drive."""
         length = horizon / ResidualFlow(layers).depth
 
         def mean(time: Array) -> Array:
+            """Average the profile over the layer that begins at a time."""
             return weights / 2 @ jax.vmap(profile)(time + length * (nodes + 1) / 2)
 
         return ResidualFlow(layers, horizon, mean, step).trajectory(x, grid).states
@@ -491,6 +504,7 @@ def split_defect_study(
 
     @filter_jit
     def defect(increment: Float[Array, ""]) -> State:
+        """Subtract Euler's step from the split step."""
         return split(field, x, grid, increment) - euler(field, x, grid, increment)
 
     defects = [defect(jnp.asarray(1 / depth)) for depth in depths]
@@ -510,7 +524,10 @@ def split_gap_study(control: Control, x: State, grid: Grid, depths: Sequence[int
 
     @filter_jit
     def gaps(x: State) -> list[State]:
+        """Subtract the split step's last states from Euler's, at each depth."""
+
         def terminal(step: Step, depth: int) -> State:
+            """Return the last states of the recursion by one kind of step."""
             return Scheme(step).recursion(control, depth, 1.0)(x, grid)
 
         return [terminal(euler, depth) - terminal(split, depth) for depth in depths]
@@ -520,5 +537,6 @@ def split_gap_study(control: Control, x: State, grid: Grid, depths: Sequence[int
 
 
 def _largest_norm(states: np.ndarray, grid: Grid) -> float:
+    """Return the largest norm of the states at any time."""
     squares = (states**2).sum(axis=2) @ np.asarray(grid.weights)
     return float(np.sqrt(squares.max()))

@@ -96,11 +96,13 @@ def input_adjoint_depth_studies(
 
     @filter_jit
     def ends_of_flow(flow: ContinuousFlow) -> tuple[State, State]:
+        """Return the flow's input adjoint and last states."""
         adjoint = continuous_adjoint(flow, terminal_loss, example, grid, jnp.zeros(1))
         return adjoint.covectors[0], flow(example[0], grid)
 
     @filter_jit
     def ends_of_layers(flows: list[ResidualFlow]) -> list[tuple[State, State]]:
+        """Return each recursion's input adjoint and last states."""
         adjoints = (adjoint_trajectory(flow, terminal_loss, example, grid) for flow in flows)
         return [(adjoint.covectors[0], adjoint.states[-1]) for adjoint in adjoints]
 

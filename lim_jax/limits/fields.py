@@ -36,9 +36,11 @@ def gaussian_attention(seed: int, layers: int = 1) -> CausalAttention:
     generator = np.random.default_rng(seed)
 
     def normal() -> Array:
+        """Draw a matrix of standard normal numbers."""
         return jnp.asarray(generator.standard_normal((1, WIDTH, WIDTH)))
 
     def layer() -> CausalAttention:
+        """Draw one attention layer."""
         norm = LayerNorm(jnp.ones(WIDTH), jnp.zeros(WIDTH), 0.1)
         return CausalAttention(norm, normal(), normal(), normal(), jnp.eye(WIDTH)[None])
 

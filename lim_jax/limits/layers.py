@@ -34,9 +34,11 @@ def _random_fields(seed: int, count: int) -> TransformerField:
     generator = np.random.default_rng(seed)
 
     def normal(*shape: int) -> Array:
+        """Draw normal numbers of standard deviation 0.5, for every field at once."""
         return jnp.asarray(0.5 * generator.standard_normal((count, *shape)))
 
     def norm() -> LayerNorm:
+        """Draw the layer norms of all fields."""
         return LayerNorm(normal(WIDTH), normal(WIDTH), 0.1)
 
     square = (1, WIDTH, WIDTH)
@@ -52,10 +54,12 @@ _GRID = token_grid(12)
 
 @filter_jit
 def _end(flow: Callable[[State, Grid], State], x: State) -> State:
+    """Return a flow's last states on the study's grid."""
     return flow(x, _GRID)
 
 
 def _control(seed: int) -> Callable[[Array], TransformerField]:
+    """Return the field as a function of time, linear between three random ones."""
     return linear_control(_random_fields(seed, 3))
 
 
@@ -96,6 +100,7 @@ def _extrapolated_depth(depths: tuple[int, ...], seed: int) -> Study:
     x = smooth_states(_GRID.nodes)
 
     def terminal(depth: int) -> State:
+        """Return the last states of the recursion at one depth."""
         return _end(Scheme().recursion(_control(seed), depth, 1.0), x)
 
     limits = (_end(flow, x) for flow in reference_flows(_control(seed)))
@@ -165,6 +170,7 @@ def depth_costs(depths: Iterable[int], seed: int = 0) -> list[Curve]:
     exact = _end(flow, x)
 
     def terminal(step: Callable, depth: int) -> State:
+        """Return the last states of the recursion by one kind of step."""
         return _end(Scheme(step).recursion(lambda time: field, depth, 1.0), x)
 
     methods = {

@@ -78,6 +78,7 @@ def fourth_moment_studies(
     ]
 
     def growth(name: str) -> Study:
+        """Study how one of the two moments grows with the size."""
         moments = [getattr(both, name) for both in by_size]
         error = max(float(moment.error) for moment in moments)
         values = [moment.value for moment in moments]

@@ -200,6 +200,7 @@ def convergence_study(
         """Compute one quantity's errors over the runs, and make its row with the fitted order."""
 
         def error(values: Array | np.ndarray, grid: Grid) -> float:
+            """Compute the norm of the values' error on one grid."""
             exact = limit.on(grid, name, quantity.order)
             # On the host: JAX would compile for every size, each being a shape of its own.
             return float(quantity.norm(np.asarray(np.asarray(values) - exact), grid))
@@ -275,6 +276,7 @@ class _QuantityLimits(NamedTuple):
 
 @filter_jit
 def _interpolate_at(values: Array, source: Grid, target: Grid) -> Array:
+    """Interpolate values of one grid at another's nodes."""
     return source.interpolate(values, target.nodes)
 
 
@@ -287,6 +289,7 @@ def _observe(
     results = [network(states(grid.nodes), grid) for network, grid in runs]
 
     def measured(results: list[PyTree], grids: list[Grid]) -> list[dict[str, Array]]:
+        """Measure every quantity of each result."""
         return [
             {name: jnp.asarray(value(result, grid)) for name, value in values.items()}
             for result, grid in zip(results, grids, strict=True)
@@ -302,6 +305,7 @@ class _Applied(eqx.Module):
     field: Field
 
     def __call__(self, x: State, grid: Grid) -> State:
+        """Apply the field to the state, which is its own context."""
         return self.field(x, x, grid)
 
 
@@ -356,6 +360,7 @@ def _network_runs(
 
 
 def _as_list(values: Any) -> list:
+    """Return a sequence as a list, and anything else as a list of one."""
     return list(values) if isinstance(values, Sequence) else [values]
 
 

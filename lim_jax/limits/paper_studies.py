@@ -178,14 +178,17 @@ def _as_dictionaries(group: Callable[[], Iterable[Row | Curve]]) -> list[dict[st
 
 
 def _row(plain: dict[str, Any]) -> Row:
+    """Make a row again from its plain form in a file."""
     return Row(**{**plain, "study": Study(**_with_tuples(plain["study"]))})
 
 
 def _with_tuples(plain: dict[str, Any]) -> dict[str, Any]:
+    """Replace lists by tuples, which JSON does not know."""
     return {name: tuple(part) if isinstance(part, list) else part for name, part in plain.items()}
 
 
 def _one_layer(seed: int) -> CausalAttention:
+    """Return the first layer of random attention."""
     return jax.tree.map(lambda leaf: leaf[0], gaussian_attention(seed))
 
 
@@ -218,6 +221,7 @@ def _attention_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[
 
 @filter_jit
 def _last_output(attention: CausalAttention, grid: Grid) -> Array:
+    """Apply the attention to smooth states, and return its output at the last position."""
     x = smooth_states(grid.nodes)
     return grid.interpolate(attention(x, x, grid), jnp.ones(1))[0]
 
@@ -239,6 +243,7 @@ def _rough_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
     def studies(
         states: PositionField, make_grid: Callable, breaks: tuple[float, ...]
     ) -> dict[str, Study]:
+        """Study averaging attention on states, with panels that break where the states do."""
         panels = PanelGrid(breaks=breaks, order=8), PanelGrid(breaks=breaks, order=12)
         return attention_studies(averaging_attention(), states, sizes, make_grid, references=panels)
 
@@ -261,6 +266,7 @@ def _rough_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
     breaks = [math.sqrt(0.5) * half for half in halves[10:]]
 
     def jumping(p: Float[Array, " points"]) -> Float[Array, "points 1"]:
+        """Return a sign that changes at every break."""
         side = jnp.searchsorted(jnp.asarray(breaks), p, side="left") % 2
         return (1.0 - 2.0 * side)[:, None]
 
@@ -308,6 +314,7 @@ def _terminal_rows(sizes: tuple[int, ...], quick: bool, seed: int) -> Iterator[R
 
 
 def _readout_weight(seed: int) -> Float[Array, "3 3"]:
+    """Draw the matrix of a linear readout."""
     return jnp.asarray(np.random.default_rng(1 + seed).standard_normal((WIDTH, WIDTH)))
 
 
@@ -391,6 +398,7 @@ def _query_density_rows(sizes: tuple[int, ...], seed: int) -> Iterator[Row]:
 
 
 def _cesaro_rows(sizes: tuple[int, ...]) -> Iterator[Row]:
+    """Yield the row of causal averaging against its closed form."""
     yield Row("averaging, closed form, tokens", in_position.cesaro_study(2.0, sizes), 1)
 
 
@@ -401,6 +409,7 @@ def position_costs(sizes: Iterable[int], seed: int = 0) -> list[Curve]:
 
     @filter_jit
     def averages(grid: Grid) -> Array:
+        """Return the regional averages of the input density on one grid."""
         return in_position.influence_of_field(flow, TERMINAL_LOSS, smooth_states, grid, 0.2)[2]
 
     curves: dict[str, dict[float, Array]] = {

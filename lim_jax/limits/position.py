@@ -99,9 +99,11 @@ def loss_study(
     chi = query_density
 
     def loss(grid: Grid) -> Float[Array, ""]:
+        """Compute the loss on one grid."""
         return cross_entropy(logits(grid.nodes), labels(grid.nodes), grid, chi and chi(grid.nodes))
 
     def density(p: Float[Array, " points"]) -> Float[Array, "points 1"]:
+        """Compute the integrand of the loss at positions."""
         losses = -(labels(p) * jax.nn.log_softmax(logits(p))).sum(axis=1)
         return (losses if chi is None else chi(p) * losses)[:, None]
 
@@ -220,6 +222,7 @@ def terminal_adjoint_study(
     runs = [*((readout(size), token_grid(size)) for size in sizes), (limit, check)]
 
     def adjoint(readout: Readout, grid: Grid, p: Array | None = None) -> State:
+        """Compute the terminal adjoint on a grid, at its nodes or at other positions."""
         p = grid.nodes if p is None else p
         example = (states(p), labels(p))
         weights = chi and chi(p)
@@ -227,7 +230,8 @@ def terminal_adjoint_study(
             lambda x, y: cross_entropy(readout(x, grid), y, grid, weights), example, grid
         )
 
-    def tokenwise_adjoint(p: Array) -> State:  # at any positions, whatever the grid
+    def tokenwise_adjoint(p: Array) -> State:
+        """Compute the limit's terminal adjoint at any positions, whatever the grid."""
         return adjoint(limit, token_grid(p.size), p)
 
     tokenwise = type(limit) in (LinearReadout, TokenwiseReadout)
@@ -236,6 +240,7 @@ def terminal_adjoint_study(
 
     @cached_jit
     def measure() -> tuple[list[Array], Array]:
+        """Return the error on each grid and the steepest slope of the limit."""
         exact = adjoint(limit, reference)
         steps = jnp.diff(_embedding(exact, reference, jnp.asarray(fine)), axis=0)
         steepest = jnp.linalg.norm(steps, axis=1).max() * (fine.size - 1)
@@ -317,12 +322,14 @@ def readout_consistency_study(
     runs = [*((readout(size), token_grid(size)) for size in sizes), (limit, check)]
 
     def adjoint(readout: Readout, grid: Grid) -> State:
+        """Pull the residuals back through the readout on one grid."""
         _, pull = jax.vjp(lambda x: readout(x, grid), states(grid.nodes))
         weights = grid.weights[:, None]
         return pull(weights * residuals(grid.nodes))[0] / weights
 
     @cached_jit
     def measure() -> tuple[list[Array], Array]:
+        """Return the error on each grid and the steepest slope of the residuals."""
         exact = adjoint(limit, reference)
         steps = jnp.diff(residuals(jnp.linspace(0.0, 1.0, 2001)), axis=0)
         steepest = 2000 * jnp.linalg.norm(steps, axis=1).max()
@@ -368,6 +375,7 @@ def singularity_study(
 
     @filter_jit
     def sizes(grid: Grid) -> Float[Array, " points"]:
+        """Compute the input adjoint's Euclidean norm at the positions."""
         example = states(grid.nodes), grid
         adjoint = adjoint_trajectory(flow, terminal_loss, example, grid).covectors[0]
         return jnp.linalg.norm(grid.interpolate(adjoint, jnp.asarray(positions)), axis=1)
@@ -396,6 +404,7 @@ def input_adjoint_studies(
     grids = [*map(make_grid, sizes), check]
 
     def quantities(grid: Grid) -> tuple[State, Array, Array]:
+        """Return the input adjoint, its density and the regional averages on one grid."""
         return influence_of_field(flow, terminal_loss, states, grid, delta)
 
     @cached_jit
@@ -461,6 +470,7 @@ def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Stud
         """Compute the largest relative error on one grid of the series from the closed form."""
 
         def next_term(row: Array, k: Array) -> tuple[Array, Array]:
+            """Compute the next term of the exponential series, and yield this one."""
             adjoint = jnp.cumsum((row * grid.weights / grid.nodes)[::-1])[::-1]
             return strength / k * adjoint, row
 
@@ -496,6 +506,7 @@ class _Quadrature(NamedTuple):
     weights: Float[Array, " points"]
 
     def norm(self, values: Float[Array, "points width"]) -> Float[Array, ""]:
+        """Compute the :math:`L^2` norm of values at the points."""
         return jnp.sqrt(self.weights @ (values**2).sum(axis=1))
 
 

@@ -76,6 +76,7 @@ def _values_and_slopes(
     """Return a field's values and slopes, in parts of one size so that it is compiled once."""
 
     def linear(p: Array) -> tuple[Array, Array]:
+        """Return the field and its derivative at positions."""
         return jax.jvp(field, (p,), (jnp.ones_like(p),))
 
     return jax.lax.map(linear, parts)

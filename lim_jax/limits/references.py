@@ -55,6 +55,7 @@ def _twins(pair: tuple[Any, Any], grids: Sequence[Grid]) -> tuple[Any, Any] | No
     rows = jnp.moveaxis(pair[1], axis, 0)[np.arange(1, 8, 2) * grids[1].size // 8]
 
     def cubic(grid: Grid) -> Array:
+        """Evaluate at a grid's nodes the cubic with these Bernstein coefficients."""
         p = grid._nodes()[:, None]
         powers = np.arange(4)
         basis = np.array([1, 3, 3, 1]) * p**powers * (1 - p) ** (3 - powers)

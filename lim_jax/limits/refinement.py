@@ -123,6 +123,7 @@ def richardson(
     """Cancel a refinement's leading error by :math:`(2^r Q_{2n} - Q_n)/(2^r - 1)`."""
 
     def extrapolated(refinement: int) -> Float[Array, "*shape"]:
+        """Combine the values of a refinement and of twice it, so that the leading error cancels."""
         fine = values(2 * refinement)
         coarse = values(refinement)
         return (2**order * fine - coarse) / (2**order - 1)

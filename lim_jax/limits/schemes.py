@@ -71,6 +71,7 @@ class Scheme(NamedTuple):
 
 @filter_jit
 def _layers(control: Control, times: Float[Array, " depth"], change: PyTree) -> PyTree:
+    """Sample the control at the times, plus a change if there is one."""
     layers = eqx.filter_vmap(control)(times)
     return layers if change is None else jax.tree.map(jnp.add, layers, change)
 
@@ -79,6 +80,7 @@ def perturbation(direction: PyTree, sizes: Callable[[int], np.ndarray]) -> Calla
     """Return a function that perturbs the layers of any depth along a direction, by `sizes`."""
 
     def at_depth(depth: int) -> PyTree:
+        """Return the perturbation of every layer of a recursion of one depth."""
         # On the host: JAX would compile for every depth, each being a shape of its own.
         return jax.tree.map(
             lambda leaf: np.multiply.outer(sizes(depth), np.asarray(leaf)).astype(leaf.dtype),

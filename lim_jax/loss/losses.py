@@ -15,7 +15,13 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import described, error_if, require, require_floating, require_floats
+from lim_jax._checks import (
+    described,
+    error_if_got,
+    require,
+    require_floating,
+    require_floats,
+)
 from lim_jax._jit import filter_jit
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.loss.readouts import Logits
@@ -404,6 +410,7 @@ def sliced_answers(slices: Slices) -> Int[Array, " length"]:
     starts = jnp.arange(0, slices.classes, slices.size).clip(max=slices.classes - slices.size)
 
     def largest_in_slice(start: Int[Array, ""]) -> tuple[Array, Array]:
+        """Return the largest logits in one slice of the vocabulary, and their classes."""
         logits = jax.lax.stop_gradient(slices.of(start))
         return logits.max(axis=1), start + logits.argmax(axis=1)
 
@@ -458,18 +465,23 @@ def _answers_and_others(
 def _weighted_cross_entropy(
     logits: Logits, labels: Labels, weights: Float[Array, " length"]
 ) -> Scalar:
+    """Sum the positions' cross-entropies with weights; ignore logits of weight zero."""
     return _weighted_sum(_losses(logits, labels, weights != 0), weights)
 
 
 def checked_queries(query_weights: Float[Array, " length"]) -> Float[Array, " length"]:
     """Return query weights; raise where one is negative or their sum is not one."""
     require_floats(query_weights, "query_weights", "length")
-    unfit = jnp.abs(query_weights.sum() - 1) > jnp.sqrt(jnp.finfo(query_weights.dtype).eps)
-    return error_if(
+    rounding = jnp.sqrt(jnp.finfo(query_weights.dtype).eps)
+    return error_if_got(
         query_weights,
-        ~(~unfit & jnp.all(query_weights >= 0)),
-        "query_weights: expected non-negative weights that sum to one, got others. "
-        "Divide them by their sum.",
+        "query_weights",
+        got={
+            "a weight below zero or NaN": ~(query_weights >= 0),
+            "another sum": jnp.abs(query_weights.sum() - 1) > rounding,
+        },
+        expected="non-negative weights that sum to one",
+        cure="Divide them by their sum.",
     )
 
 
@@ -505,6 +517,7 @@ def _losses(
 
 
 def _class_numbers(labels: Labels) -> bool:
+    """Tell whether labels are class numbers, and not distributions."""
     return jnp.issubdtype(labels.dtype, jnp.integer)
 
 
@@ -513,15 +526,21 @@ def _known_classes(
 ) -> Int[Array, " length"]:
     """Return class numbers of the vocabulary; use raises at others, but where no query is."""
     last = classes - 1
-    message = (
-        f"labels: expected class numbers from 0 to {last}, got others. Pass logits of all classes, "
-        "or cast labels to floats if they are weights."
+    labels = error_if_got(
+        labels,
+        "labels",
+        got={
+            "a number below zero": is_query & (labels < 0),
+            f"a number above {last}": is_query & (labels > last),
+        },
+        expected=f"class numbers from 0 to {last}",
+        cure="Pass logits of all classes, or cast labels to floats if they are weights.",
     )
-    labels = error_if(labels, is_query & ((labels < 0) | (labels > last)), message)
     return jnp.clip(labels, 0, last)
 
 
 def _require_labels(logits: Logits, labels: Labels) -> None:
+    """Raise ValueError unless logits have two axes and labels fit them."""
     require_floats(logits, "logits", "length vocabulary")
     _require_labels_for_shape(logits.shape, labels)
 

@@ -251,6 +251,7 @@ class BandReadout(eqx.Module):
         return band if self.edges == "zero" else band / band.sum(axis=1, keepdims=True)
 
     def _density(self, distance: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Compute the kernel's density at a distance, in units of the bandwidth."""
         return self.kernel(distance / self.bandwidth) / self.bandwidth
 
 

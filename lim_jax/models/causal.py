@@ -15,6 +15,7 @@ from lim_jax._checks import (
     AnyPath,
     as_int,
     error_if,
+    error_if_got,
     require,
     require_floats,
     require_indices,
@@ -268,7 +269,7 @@ class CausalLM(eqx.Module):
         else:
             positions = jnp.arange(length, dtype=y.starts.dtype) - y.starts
             message = (
-                f"ids: expected contexts of at most {most} ids, {why}, got a longer one. Cut them "
+                f"ids: got a longer context, expected at most {most} ids in each, {why}. Cut them "
                 "to that length."
             )
             if self.limit is not None:
@@ -290,6 +291,7 @@ class CausalLM(eqx.Module):
         """Tell whether contexts of two lengths have the same rotary frequencies."""
 
         def is_mask(node: Any) -> bool:
+            """Tell whether a node is the mask of an attention."""
             return isinstance(node, AttentionMask | SwitchedMask)
 
         nodes = jax.tree.leaves(self.flow.kinds, is_leaf=is_mask)
@@ -460,11 +462,14 @@ class CausalLM(eqx.Module):
 
 def _check_numbers(numbers: Int[Array, "..."], name: str, count: int) -> Int[Array, "..."]:
     """Return numbers; their use raises where one is not from 0 to below `count`."""
-    message = (
-        f"{name}: expected numbers from 0 to {count - 1}, got others. Take the ids of this model's "
-        "own tokenizer."
+    last = count - 1
+    return error_if_got(
+        numbers,
+        name,
+        got={"a number below zero": numbers < 0, f"a number above {last}": numbers > last},
+        expected=f"numbers from 0 to {last}",
+        cure="Take the ids of this model's own tokenizer.",
     )
-    return error_if(numbers, (numbers < 0) | (numbers >= count), message)
 
 
 def _grid_of(x: State, y: Targets | None = None) -> Grid:

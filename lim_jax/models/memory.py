@@ -102,6 +102,7 @@ def _numbers_of_token(layer: PyTree) -> int:
     """Estimate how many numbers a layer holds for each token at once."""
 
     def is_recurrent(node: Any) -> bool:
+        """Tell whether a node is a recurrent mixer."""
         return isinstance(node, RecurrentMixer)
 
     widest = max(max(leaf.shape, default=1) for leaf in jax.tree.leaves(layer))

@@ -60,9 +60,10 @@ def contexts(
             _require_table(table, name, ids)
     padded = np.asarray(segments) != 0 if mask is None else mask
     is_token = np.asarray(padded).astype(int)
-    binary = bool(np.isin(is_token, (0, 1)).all())
+    others = np.setdiff1d(is_token, (0, 1))
+    got = f"the numbers {others[:3].tolist()}"
     cure = "Pass one for an id and zero for padding."
-    require(binary, "mask", got="other numbers", expected="ones and zeros", cure=cure)
+    require(others.size == 0, "mask", got=got, expected="ones and zeros", cure=cure)
     numbers = is_token if segments is None else np.where(is_token == 1, np.asarray(segments), 0)
     positive = bool((numbers[is_token == 1] > 0).all())
     expected = "positive numbers except for padding"

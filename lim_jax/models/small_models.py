@@ -88,6 +88,7 @@ def gaussian_model(
     embedding, positions, layers, readout = jax.random.split(key, 4)
 
     def field(key: Key[Array, ""]) -> TransformerField:
+        """Draw one layer."""
         return TransformerField.init(width, heads=heads, rotary=rotary, key=key)
 
     layers = jax.vmap(field)(jax.random.split(layers, depth))  # first, since it checks the width

@@ -43,7 +43,7 @@ def attention_weights(
     grid
         The positions, with their prefix weights and an additive mask, if it has one.
     shaping
-        The cap of the scores and the sink, a `shaping.Shaping`; by default neither.
+        The cap of the scores and the sink, a `caps_and_sinks.Shaping`; by default neither.
 
     Returns
     -------
@@ -219,7 +219,7 @@ def causal_attention(
     grid
         The positions, with their prefix weights and an additive mask, if it has one.
     shaping
-        The cap of the scores and the sink, a `shaping.Shaping`; by default neither.
+        The cap of the scores and the sink, a `caps_and_sinks.Shaping`; by default neither.
 
     Returns
     -------

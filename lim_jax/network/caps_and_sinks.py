@@ -24,7 +24,7 @@ class Shaping(NamedTuple):
     sink: Float[Array, ""] | None = None
 
     def share_left(self, log_mass: Float[Array, "..."], grid: Grid) -> Float[Array, "..."]:
-        r"""Return the share of attention that a sink leaves, by a row's log mass :math:`\ell_i`."""
+        r"""Return the share that the sink leaves to a row of log mass :math:`\ell_i`."""
         assert self.sink is not None
         sink = self.sink.astype(log_mass.dtype) - np.log(grid.size).item()
         return jax.nn.sigmoid(log_mass - sink)

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float, PyTree
 from lim_jax._checks import (
     as_int,
     described,
-    error_if,
     error_if_first,
+    error_if_got,
     error_if_not_finite,
     require,
     require_callable,
@@ -393,9 +393,14 @@ class _Rate(eqx.Module):
 def guarded_times(times: Float[Array, " times"], horizon: float) -> Float[Array, " times"]:
     """Return depth times; their use raises unless they increase within [0, T]."""
     require_floats(times, "times", "times", cure="Pass the depth times along one axis.")
-    inside = jnp.all((times >= 0) & (times <= horizon)) & jnp.all(jnp.diff(times) >= 0)
-    message = (
-        f"times: expected depth times that increase within [0, {horizon}], got others. Sort them, "
-        "and leave those outside out."
+    return error_if_got(
+        times,
+        "times",
+        got={
+            "a time below zero or NaN": ~(times >= 0),
+            f"a time above {horizon}": times > horizon,
+            "a time below the one before": jnp.diff(times) < 0,
+        },
+        expected=f"depth times that increase within [0, {horizon}]",
+        cure="Sort them, and leave those outside out.",
     )
-    return error_if(times, ~inside, message)

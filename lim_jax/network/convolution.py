@@ -35,7 +35,7 @@ def packed_starts(grid: Grid) -> Starts | None:
         return None
     sliding = (starts != jnp.arange(grid.size)) & (starts != jnp.roll(starts, 1))
     message = (
-        "starts: expected contexts one after another, got rows of a window. Pass segment_starts: "
+        "starts: got rows of a window, expected contexts one after another. Pass segment_starts: "
         "a recurrent layer forgets all or nothing."
     )
     return error_if(starts, sliding, message)

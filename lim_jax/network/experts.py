@@ -109,7 +109,7 @@ class ClampedGate(NamedTuple):
     limit: float
 
     def __call__(self, gate: Array, up: Array) -> Array:
-        """Clamp both inputs, and multiply them."""
+        """Clamp both inputs, and multiply the activated gate with `up` plus one."""
         gate = jnp.minimum(gate, self.limit)
         up = jnp.clip(up, -self.limit, self.limit)
         return gate * jax.nn.sigmoid(self.sharpness * gate) * (up + 1)

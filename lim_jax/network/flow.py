@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree, Shaped
 
 from lim_jax._checks import (
-    error_if,
+    error_if_got,
     require,
     require_callable,
     require_kind,
@@ -330,7 +330,7 @@ class ResidualFlow(eqx.Module):
         return any(isinstance(kind, FetchedLayers) for kind in kinds_of(self.layers))
 
     def __call__(self, x: State, grid: Grid) -> State:
-        """Flow from :math:`X_0` to :math:`X_M`."""
+        """Apply all layers to :math:`X_0`, and return :math:`X_M`."""
         require_state(x, grid)
         return self.scan(lambda x, layer: (self.transition(layer, x, grid), None), x)[0]
 
@@ -560,8 +560,8 @@ def require_depth_profile(
     expected = "finite values that are not negative"
     cure = "Pass none below zero; to reverse a field, negate its output."
     if isinstance(values, Tracer):
-        fails = ~((values >= 0) & (values < jnp.inf))
-        return error_if(tree, fails, f"profile: expected {expected}, got others. {cure}")
+        violations = {"a value below zero or NaN": ~(values >= 0), "infinity": values == jnp.inf}
+        return error_if_got(tree, "profile", got=violations, expected=expected, cure=cure)
     numbers = np.asarray(values)
     fails = ~((numbers >= 0) & (numbers < np.inf))
     got = f"{numbers[fails.argmax()]} at depth time {times[fails.argmax()]:.6g}"

@@ -19,6 +19,7 @@ POSITIVE = "a positive finite number"
 
 
 def _as_tuple(frequencies: Iterable[Number]) -> Frequencies:
+    """Return frequencies as a tuple of Python floats."""
     return tuple(map(float, frequencies))
 
 

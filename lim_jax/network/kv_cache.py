@@ -185,6 +185,7 @@ def _put(cache: KVCache, new: KVCache, place: Place) -> KVCache:
     """Write one token's keys and values into a cache at its place."""
 
     def put(rows: Array, row: Array) -> Array:
+        """Write one token's row into an array of the cache."""
         return jax.lax.dynamic_update_slice_in_dim(rows, row, place, axis=rows.ndim - 2)
 
     return jax.tree.map(put, cache, new)

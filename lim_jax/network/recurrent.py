@@ -189,11 +189,11 @@ class RecurrentMixer(eqx.Module):
         return project(getattr(self, name), getattr(self, f"{name}_bias"), normed)
 
     def _convolution(self, name: str, normed: State) -> tuple[Array, Array, Array]:
-        """Return a projection's rows, its taps (a single one of 1 without any) and their bias."""
+        """Return projected tokens, and the taps and the bias of the convolution over them."""
         rows = self.rows(name, normed)
         bias = getattr(self, f"{name}_tap_bias")
         taps = getattr(self, f"{name}_taps")
-        if taps is None:
+        if taps is None:  # one tap of 1 leaves the tokens as they are
             taps = jnp.ones((len(rows), rows.shape[2], 1), rows.dtype)
         return rows, taps, jnp.zeros_like(taps[:, :, 0]) if bias is None else bias
 

@@ -275,6 +275,7 @@ def _block(tree: PyTree, index: Array) -> Any:
     """Return one block of each array."""
 
     def block(array: Array) -> Array:
+        """Take one tile of an array."""
         return jax.lax.dynamic_index_in_dim(array, index, 1, False, allow_negative_indices=False)
 
     return jax.tree.map(block, tree)

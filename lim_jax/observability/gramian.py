@@ -18,7 +18,7 @@ from lim_jax._checks import (
     as_finite,
     as_int,
     as_nonnegative,
-    error_if,
+    error_if_got,
     error_if_not_finite,
     require,
     require_callable,
@@ -191,11 +191,14 @@ def require_observations(observations: Any, x: Any) -> None:
 
 def guarded_positions(positions: Positions, x: State) -> Positions:
     """Return monitored positions, whose use raises where x does not have them."""
-    message = (
-        f"positions: expected numbers from 0 to {x.shape[0] - 1}, got others. Pass positions that "
-        "x has."
+    last = x.shape[0] - 1
+    return error_if_got(
+        positions,
+        "positions",
+        got={"a number below zero": positions < 0, f"a number above {last}": positions > last},
+        expected=f"numbers from 0 to {last}",
+        cure="Pass positions that x has.",
     )
-    return error_if(positions, (positions < 0) | (positions >= x.shape[0]), message)
 
 
 def layer_products(
@@ -275,6 +278,7 @@ def _gramians_by_push(
     steps = layer_steps(step, observed)
 
     def gramian(position: Array) -> Float[Array, "width width"]:
+        """Push all unit vectors at one position forward, and sum their products over depth."""
         tangents = jax.vmap(lambda e: jnp.zeros_like(x).at[position].set(e))(jnp.eye(x.shape[1]))
         images = jax.vmap(push)(tangents.astype(x.dtype))
         return jnp.einsum("k,ako,bko->ab", steps, images, images)
@@ -288,6 +292,7 @@ def _pulled_gramians(observations: Observations, x: State, step: Steps) -> Grami
     basis = jnp.eye(observed.shape[1], dtype=observed.dtype)
 
     def add(gramians: Gramians, layer: tuple[Array, Array]) -> tuple[Gramians, None]:
+        """Add what one observed layer contributes to all Gramians."""
         index, weight = layer
         rows = jax.vmap(lambda e: pull(jnp.zeros_like(observed).at[index].set(e))[0])(basis)
         return gramians + weight * jnp.einsum("ria,rib->iab", rows, rows), None
@@ -309,6 +314,7 @@ def _gramians_by_sweep(observations: ObservedTokens, x: State, step: Steps) -> G
         rows = jax.vmap(lambda e: pull_features(e)[0])(jnp.eye(features.size, dtype=features.dtype))
 
         def through(entry: tuple[Array, Array]) -> Array:
+            """Pull rows back through the layer if it lies below what they observe."""
             pull_rows = jax.vmap(lambda covector: pull(covector)[0])
             return jax.lax.cond(entry[0], pull_rows, lambda rows: rows, entry[1])
 

@@ -98,6 +98,7 @@ def probed_observability(
     steps = layer_steps(step, observed)
 
     def sample(position: Array, probe: Array) -> Scalar:
+        """Push one probe at one position forward, and sum the squares over depth."""
         return steps @ (push(jnp.zeros_like(x).at[position].set(probe)) ** 2).sum(axis=1)
 
     return jax.vmap(jax.vmap(sample), in_axes=(None, 0))(positions, probes)
@@ -160,6 +161,7 @@ def layer_injected_traces(
     scale = jnp.sqrt(layer_steps(step, observed))[:, None]
 
     def draw(noise: Float[Array, "depth observed"]) -> Float[Array, " length"]:
+        """Pull one draw of noise back, and square it at every position."""
         return (pull((scale * noise).astype(observed.dtype))[0] ** 2).sum(axis=1)
 
     return jax.vmap(draw)(injected)

@@ -62,6 +62,7 @@ def adam_run(objective: Objective, learning_rate: float) -> GateRun:
 
     @jax.jit
     def move(gates, state, gradient):
+        """Take one step of the optimiser."""
         updates, state = optimiser.update(gradient, state)
         return gates + updates, state
 
@@ -78,6 +79,7 @@ def adam_run(objective: Objective, learning_rate: float) -> GateRun:
 
 @cached_jit
 def _curvature(objective: Objective, gates: PerPosition) -> Float[Array, "length length"]:
+    """Compute the Hessian of the objective in the gates."""
     return jax.hessian(lambda gates: objective(gates)[0])(gates)
 
 
@@ -86,10 +88,12 @@ def minimiser(objective: Objective, start: PerPosition) -> GateRun:
     tolerance = math.sqrt(jnp.finfo(start.dtype).eps) / 10
 
     def value_and_slope(gates: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return the objective and its gradient in SciPy's types."""
         (value, _), gradient = _slope(objective, jnp.asarray(gates, start.dtype))
         return float(value), np.asarray(gradient, float)
 
     def curvature(gates: np.ndarray) -> np.ndarray:
+        """Return the Hessian in SciPy's types."""
         return np.asarray(_curvature(objective, jnp.asarray(gates, start.dtype)), float)
 
     descent = scipy.optimize.minimize(
@@ -115,6 +119,7 @@ def algorithm2_run() -> GateRun:
     options = {"target": 1.0, "grid": GRID, "rate": 0.5, "smallest": 0.15, "largest": 8.0}
 
     def update(weights: PerPosition, _: None) -> tuple[PerPosition, Scalar]:
+        """Reweight the positions once by their density."""
         density = gate_influence(jnp.zeros(LENGTH), weights).density
         return reweight_positions(weights, density, **options), influence_imbalance(density)
 

@@ -41,9 +41,11 @@ def masking_without_primacy() -> Counterexample:
     covector = jnp.array([1.0, -2.0, 0.5])
 
     def loss(flow: ResidualFlow, x: State, y: None) -> Float[Array, ""]:
+        """Integrate the last states against one covector."""
         return integral(flow(x, grid) @ covector, grid)
 
     def density(layers: CausalAttention) -> Float[Array, " length"]:
+        """Compute the influence density of a flow of these layers."""
         return _density(loss, ResidualFlow(layers, horizon=4.0), states, grid)
 
     return Counterexample(
@@ -60,6 +62,7 @@ def residual_without_recency() -> Counterexample:
     labels = jnp.broadcast_to(jnp.array([[1.0, 0.0]]), (4, 2))
 
     def loss(flow: ResidualFlow, x: State, y: None) -> Float[Array, ""]:
+        """Compute the cross-entropy of the readout."""
         return cross_entropy(readout(flow(x, grid), grid), labels, grid)
 
     density = _density(loss, _identity(width=2, depth=3), jnp.zeros((1, 4, 2)), grid)
@@ -77,6 +80,7 @@ def observability_without_influence() -> Counterexample:
     covectors = jnp.array([[2.0, 0.0], [1.0, 0.0]])
 
     def observations(x: State) -> Float[Array, "depth observed"]:
+        """Return the states before every layer, each as one vector."""
         return flow.trajectory(x, grid).states[:-1].reshape(4, -1)
 
     gramians = observability_gramians(observations, jnp.ones((2, 2)), 1 / 4)

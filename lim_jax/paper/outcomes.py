@@ -98,6 +98,7 @@ def probe_study() -> ProbeStudy:
     @jax.jit
     @jax.vmap
     def estimate(probes):
+        """Compute the penalty of traces estimated from probes."""
         return trace_penalty(probed_traces(gramians, probes), GRID)
 
     rows = []
@@ -213,9 +214,11 @@ def summary(results: Section4) -> dict[str, Any]:
 
 
 def _floats(names: Sequence[str], numbers: Iterable[Any]) -> dict[str, float]:
+    """Name numbers and convert them to Python floats."""
     return dict(zip(names, map(float, numbers), strict=True))
 
 
 def _row_summary(row: Row) -> dict[str, float]:
+    """Return the indices, the imbalance and Z of a row by their names."""
     numbers = *row.indices, row.imbalance, row.Z
     return _floats((*Indices._fields, "influence_imbalance", "Z"), numbers)

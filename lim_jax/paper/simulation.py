@@ -111,6 +111,7 @@ def _gate_gramians(gates: PerPosition) -> Float[Array, "length width width"]:
 
 @jax.jit
 def _ungated_gramians() -> Float[Array, "length width width"]:
+    """Compute the Gramians of the final token's states without gates."""
     final_token = ObservedTokens(cesaro_flow(), GRID, jnp.array([LENGTH - 1]))
     return observability_gramians(final_token, jnp.zeros((LENGTH, WIDTH)), 1.0 / DEPTH)
 

@@ -77,6 +77,7 @@ def parts_finding(channels: Float[Any, "3"], hops: Float[Any, " hops"], depth: i
     """Say by which hops and channels the influence came: the largest shares of each."""
 
     def largest(names: Sequence[str], energies: Any) -> str:
+        """Name the parts with their shares, largest first, down to 0.05 %."""
         energies = np.asarray(energies, float)
         shares = energies / (energies.sum() or 1)
         order = [at for at in np.argsort(-shares, kind="stable") if shares[at] >= 5e-4]

@@ -25,13 +25,11 @@ const byToken = (chosen) =>
 const bySentence = (chosen) =>
   parts.map((_, at) => sum(chosen.map((row) => data.parts[row][at])));
 
-/* In five steps of each sign, up to the largest of the first `count`, which are not the rest. */
-function shade(elements, values, count = values.length) {
-  const top = Math.max(...values.slice(0, count).map(Math.abs), 0);
+/* In five steps of each sign, the same on all pages: a step for each edge that a value reaches. */
+function shade(elements, values) {
   elements.forEach((element, at) => {
-    const step = top > 0 ? Math.round((5 * values[at]) / top) : 0;
-    const level = Math.max(-5, Math.min(5, step));
-    if (level) element.dataset.shade = level;
+    const level = data.edges.filter((edge) => edge <= Math.abs(values[at])).length;
+    if (level) element.dataset.shade = Math.sign(values[at]) * level;
     else delete element.dataset.shade;
   });
 }
@@ -67,7 +65,7 @@ function press(element) {
 function choose(pick) {
   const chosen = rowsOf(pick), values = bySentence(chosen);
   press(pick);
-  shade(tokens, byToken(chosen), all(".document .t").length);
+  shade(tokens, byToken(chosen));
   shade(picks, picks.map(() => 0));
   for (const document of all(".document")) {
     const own = all(".part", document).map((part) => values[parts.indexOf(part)]);

@@ -21,6 +21,7 @@ from lim_jax.report.page import HERE, template
 
 MANY = 5  # documents stand in their own order up to so many
 STEPS = 127
+EDGES = (0.01, 0.03, 0.1, 0.3, 1)  # of a token's score, from which on it has one shade more
 DIGITS = 4
 UNIT = "in log odds, on average over the answer's tokens"
 OVER_FOIL = "in log odds, of the answer over the foil"
@@ -116,7 +117,7 @@ def sources_page(
         documents=documents,
         rest=rest,
         data=_quantise(scores, [positions for _, positions in tokens])
-        | {"parts": _round(scores.by_part[:, order])},
+        | {"parts": _round(scores.by_part[:, order]), "edges": EDGES},
         style="".join((HERE / name).read_text("utf-8") for name in ("page.css", "sources.css")),
         script=(HERE / "sources.js").read_text("utf-8"),
     )

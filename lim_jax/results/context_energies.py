@@ -136,6 +136,7 @@ def record_in_words(
     """Say which record's share has changed most, relative to its standard error."""
 
     def in_errors(name: str) -> float:
+        """Return the size of a record's change in units of its standard error."""
         change = shares[name].change
         value = abs(float(change.value))
         error = float(change.error)
@@ -237,6 +238,7 @@ def pooled_influences(
     """Return the influence of contexts of any lengths, and that of the tokens before queries."""
 
     def pool(energies: Sequence[np.ndarray]) -> Influence:
+        """Pool the energies of contexts into one influence on common regions."""
         lengths = [energy.size for energy in energies]
         return influence_of_contexts(energies, common_regions(lengths, delta, energies[0].dtype))
 
@@ -248,6 +250,7 @@ def percent(share: Any, error: Any = np.inf) -> str:
     """Write a share in per cent, with its standard error where there is one."""
 
     def digits(value: Any) -> str:
+        """Return a share in per cent, with one digit below one per cent."""
         size = 100 * float(value)
         return f"{size:.0f} %" if abs(size) >= 0.95 or size == 0 else f"{size:.1g} %"
 

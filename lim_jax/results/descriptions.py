@@ -221,6 +221,7 @@ def _studies(studies: Sequence[Any]) -> Description:
     steps = max(len(study.refinements) for study in studies)
 
     def filled(values: Sequence[float] | None) -> list[float]:
+        """Append NaN up to the number of steps; None is no values."""
         values = values or ()
         return [*values, *[np.nan] * (steps - len(values))]
 

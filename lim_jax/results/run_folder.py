@@ -112,6 +112,7 @@ class _Echo(StringIO):
         return super().write(text)
 
     def flush(self) -> None:
+        """Flush the stream."""
         self._stream.flush()
 
 
@@ -132,6 +133,7 @@ def finished_before(
 
 
 def _write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a record to a file as indented JSON."""
     write_file(path, (json.dumps(record, indent=2) + "\n").encode())
 
 

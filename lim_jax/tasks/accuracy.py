@@ -3,7 +3,14 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import error_if, error_if_not_finite, require, require_floats, require_indices
+from lim_jax._checks import (
+    error_if,
+    error_if_got,
+    error_if_not_finite,
+    require,
+    require_floats,
+    require_indices,
+)
 
 
 def decodes_greedily(
@@ -64,10 +71,16 @@ def decodes_greedily(
         "at each position of the answer."
     )
     asks = error_if(asks, ~asks.any(), message)
-    message = (
-        f"targets: expected numbers from 0 to {vocabulary - 1} where weights are not zero, got "
-        "others. Take ids of the vocabulary of logits."
+    last = vocabulary - 1
+    targets = error_if_got(
+        targets,
+        "targets",
+        got={
+            "a number below zero": asks & (targets < 0),
+            f"a number above {last}": asks & (targets > last),
+        },
+        expected=f"numbers from 0 to {last} where weights are not zero",
+        cure="Take ids of the vocabulary of logits.",
     )
-    targets = error_if(targets, (asks & ((targets < 0) | (targets >= vocabulary))).any(), message)
     best = jnp.argmax(error_if_not_finite(logits, "logits"), axis=1).astype(targets.dtype)
     return jnp.all((best == targets) | ~asks)

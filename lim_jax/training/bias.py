@@ -13,6 +13,7 @@ from lim_jax._checks import (
     as_nonnegative,
     described,
     error_if,
+    error_if_got,
     error_if_not_finite,
     is_real,
     require,
@@ -98,8 +99,8 @@ def ratio_bias(
     others = error_if(
         others,
         others <= 0,
-        "energies: expected some above zero in two examples at least, got only one such example. "
-        "Enlarge the batch, or take an epsilon above zero: the jackknife leaves out each in turn.",
+        "energies: got only one example with some above zero, expected two at least. Enlarge the "
+        "batch, or take an epsilon above zero: the jackknife leaves out each in turn.",
     )
     density = energies.sum(axis=0) / totals.sum()
     # What leaving b out changes is (density * totals_b - energies_b) / others_b, and these
@@ -171,6 +172,7 @@ def parameter_shift(
     params = error_if_not_finite(params, "params")
 
     def hessian_product(direction: PyTree) -> PyTree:
+        """Multiply the risk's Hessian by a direction of the parameters."""
         return jax.jvp(jax.grad(risk), (params,), (direction,))[1]
 
     slope = error_if_not_finite(jax.grad(penalty)(params), "penalty's slope")
@@ -180,9 +182,9 @@ def parameter_shift(
     slope = error_if(
         slope,
         (penalty_size > 0) & (2 * risk_size >= penalty_size),
-        "params: expected those at which the risk is least, got some where its slope is half of "
-        "the penalty's times the strength, or more. Minimise the risk further, or take a larger "
-        "strength: the shift is proportional to it.",
+        "params: got some where the risk's slope is half of the penalty's times the strength, or "
+        "more, expected those at which the risk is least. Minimise the risk further, or take a "
+        "larger strength: the shift is proportional to it.",
     )
     operator = lineax.FunctionLinearOperator(
         hessian_product, jax.eval_shape(lambda: slope), lineax.positive_semidefinite_tag
@@ -193,13 +195,14 @@ def parameter_shift(
     solution = error_if(
         solution,
         (_norm(slope) > 0) & (curvature <= 0),
-        "risk: expected a positive definite Hessian at params, got one that is not. Minimise the "
+        "risk: got a Hessian at params that is not, expected a positive definite one. Minimise the "
         "risk further, or add a regulariser to a flat one.",
     )
     return jax.tree.map(lambda leaf: -strength * leaf, solution)
 
 
 def _norm(tree: PyTree) -> Scalar:
+    """Compute the Euclidean norm of all leaves together."""
     return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
 
 
@@ -243,9 +246,16 @@ def shift_bound(
     strength = as_finite_nonnegative(strength, "strength")
     slope = as_finite_nonnegative(slope, "slope")
     require_scalar(convexity, "convexity")
-    return error_if(
+    return error_if_got(
         jnp.asarray(strength * slope) / convexity,
-        ~((jnp.asarray(convexity) > 0) & (jnp.asarray(convexity) < jnp.inf)),
-        "convexity: expected a positive finite number, got another. Take parameter_shift where the "
-        "risk is not strongly convex: without that no bound holds.",
+        "convexity",
+        got={
+            "zero, a number below, or NaN": ~(jnp.asarray(convexity) > 0),
+            "infinity": jnp.isinf(convexity),
+        },
+        expected="a positive finite number",
+        cure=(
+            "Take parameter_shift where the risk is not strongly convex: without that no bound "
+            "holds."
+        ),
     )

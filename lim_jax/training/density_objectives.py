@@ -99,6 +99,7 @@ class Penalty(eqx.Module):
     epsilon: Scalar | float = 1e-8
 
     def __check_init__(self):
+        """Raise ValueError unless `estimate` is an `Estimator` and `discrepancy` can be called."""
         cure = "Take balanced_density, or make one: Estimator(statistic, density)."
         require_kind(self.estimate, Estimator, "estimate", cure)
         require_callable(self.discrepancy, "discrepancy", "discrepancy(density, target, weights)")
@@ -142,6 +143,7 @@ class Penalty(eqx.Module):
         require(len(targets) == len(energies), "target", got=got, expected=expected, cure=cure)
 
         def on_example(energy: Places, target: Places) -> tuple[Scalar, Statistic]:
+            """Compute the discrepancy of one example from its own target."""
             return replace(self, target=target)._on_energies(energy[None], weights, None)
 
         penalties, statistics = jax.vmap(on_example)(energies, targets)
@@ -401,7 +403,7 @@ def _raise_multiplier(
 def _as_stiffness(stiffness: Scalar | float) -> Scalar | float:
     """Return a stiffness, whose use raises unless it is positive."""
     stiffness = jnp.asarray(as_finite(stiffness, "stiffness"))
-    message = "stiffness: expected a positive number, got others. Try 10."
+    message = "stiffness: got zero or a number below, expected a positive number. Try 10."
     return error_if(stiffness, stiffness <= 0, message)
 
 
@@ -503,6 +505,7 @@ def risk_and_penalty(
 
 
 def _penalty_options(penalty: Penalty, grid: Grid, **weights: Scalar | float) -> dict[str, Any]:
+    """Return the options of an objective with this penalty on the grid and these weights."""
     require_kind(penalty, Penalty, "penalty", "Make one: Penalty(target=1.0).")
     return {"penalty": penalty._on(grid), "average": None} | weights
 
@@ -551,6 +554,7 @@ class _Lagrangian(eqx.Module):
 
 
 def _cast(options: dict[str, Any], adjoints: Adjoints) -> dict[str, Any]:
+    """Convert the options to the adjoints' type."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, adjoints.dtype), options)
 
 

@@ -158,6 +158,7 @@ class DensityDynamics(eqx.Module):
 
     @property
     def _safe_total(self) -> Scalar:
+        """Return the total to divide by: one where it is zero."""
         return jnp.where(self.total == 0, 1, self.total)
 
 
@@ -217,6 +218,7 @@ def density_dynamics(
     direction = as_direction(direction, arrays)
 
     def energies(arrays: PyTree) -> PerPosition:
+        """Compute the batch's mean energies as a function of the parameters' arrays."""
         return adjoint_energies(loss, eqx.combine(arrays, static), batch, grid).mean(axis=0)
 
     energy, energy_rate = jax.jvp(energies, (arrays,), (direction,))
@@ -388,6 +390,7 @@ def gradient_flow(
     saved = jnp.asarray(times, jax.tree.leaves(arrays)[0].dtype)
 
     def step(state: tuple[PyTree, Scalar], index: int) -> tuple[tuple[PyTree, Scalar], tuple]:
+        """Advance the parameters to the next time that is saved, and observe them there."""
         arrays, time = state
         if index > 0:
             _require_same_times(time, saved[index - 1])

@@ -16,7 +16,7 @@ from lim_jax._checks import (
     as_finite_nonnegative,
     as_nonnegative,
     described,
-    error_if,
+    error_if_got,
     require,
     require_callable,
     require_floats,
@@ -235,12 +235,13 @@ def pooled_energies(
 ) -> tuple[Float[Array, "examples pools"], Float[Array, " pools"]]:
     """Average energies over each pool, and return the pools' shares of their total weight."""
     sizes = pools.sum(axis=1)
-    fits = jnp.all(pools >= 0) & jnp.all(sizes > 0)
-    message = (
-        "pools: expected weights nowhere negative, and no pool without any, got others. Pass rows "
-        "of weights such as those of Regions.weights."
+    sizes = error_if_got(
+        sizes,
+        "pools",
+        got={"a weight below zero or NaN": ~(pools >= 0), "a pool without any": ~(sizes > 0)},
+        expected="weights nowhere negative, and no pool without any",
+        cure="Pass rows of weights such as those of Regions.weights.",
     )
-    sizes = error_if(sizes, ~fits, message)
     return energies @ pools.T / sizes[None, :], sizes / sizes.sum()
 
 

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import (
-    all_finite,
     as_finite,
-    error_if,
+    error_if_got,
     error_if_not_finite,
     require,
     require_callable,
@@ -68,6 +67,7 @@ def trace_penalty(traces: PerPosition, grid: Grid) -> Scalar:
 
 
 def _trace_variance(traces: PerPosition, grid: Grid) -> Scalar:
+    """Compute the variance of the traces over the grid."""
     return integral((traces - integral(traces, grid)) ** 2, grid)
 
 
@@ -249,6 +249,7 @@ def observability_objective(
     x, _ = batch
 
     def traces_of(example: Float[Array, "length width"]) -> Float[Array, " positions"]:
+        """Estimate one example's traces by the mean over the probes."""
         samples = probed_observability(
             lambda x: observations(params, x), example, step, probes, positions
         )
@@ -362,6 +363,7 @@ def injected_objective(
     scale = jnp.sqrt(layer_steps(step, injected[0, 0]))
 
     def projection(params: PyTree, x: Any, noise: Float[Array, "depth observed"]) -> Scalar:
+        """Compute the inner product of one example's observations with its noise."""
         values = observations(params, x)
         cure = "Draw one entry for each number that is observed."
         require_floats(values, "observations", "depth observed")
@@ -403,12 +405,17 @@ def _finite_risk(loss: Loss, params: PyTree, batch: Batch) -> Scalar:
 
 def _as_weights(weights: Float[Array, " positions"]) -> Float[Array, " positions"]:
     """Return weights, whose use raises unless they are finite, not negative and not all zero."""
-    fits = all_finite(weights) & jnp.all(weights >= 0) & (weights.sum() > 0)
-    message = (
-        "weights: expected finite numbers, none below zero and not all zero, got others. Pass for "
-        "example grid.weights."
+    return error_if_got(
+        weights,
+        "weights",
+        got={
+            "NaN or infinity": ~jnp.isfinite(weights),
+            "a number below zero": weights < 0,
+            "zeros alone": ~jnp.any(weights),
+        },
+        expected="finite numbers, none below zero and not all zero",
+        cure="Pass for example grid.weights.",
     )
-    return error_if(weights, ~fits, message)
 
 
 class _TraceBalance(eqx.Module):

@@ -122,10 +122,12 @@ def resumable(
 
 @jax.jit
 def _with(records: PyTree, record: PyTree, index: Int[Array, ""] | int) -> PyTree:
+    """Write one step's record into the arrays of all steps."""
     return jax.tree.map(lambda rows, new: rows.at[index].set(new), records, record)
 
 
 def _zeros(record: PyTree, steps: int) -> PyTree:
+    """Make arrays of zeros for the records of all steps."""
     zeros = jax.tree.map(lambda leaf: np.zeros((steps, *leaf.shape), leaf.dtype), record)
     return jax.device_put(zeros)
 
@@ -152,6 +154,7 @@ def _load(
 
 
 def _shape(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
+    """Return the shape of an array and the type that JAX gives it."""
     return np.shape(leaf), jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype)
 
 

@@ -141,6 +141,7 @@ def _value_and_aux_jvp(primals, tangents, *, functional, loss, grid):
     moving, still = eqx.partition((params, batch), has_tangent)
 
     def losses_at(moving: PyTree, shift: Adjoints) -> Losses:
+        """Compute the examples' losses at states that are shifted."""
         params, (x, y) = eqx.combine(moving, still)
         return jax.vmap(loss, in_axes=(None, 0, 0))(params, x + shift, y)
 
@@ -236,6 +237,7 @@ def separate_gradients(
     moving, still = eqx.partition(params, eqx.is_inexact_array)
 
     def losses_at(moving: PyTree, shift: Adjoints) -> Losses:
+        """Compute the examples' losses at states, or embedded ids, that are shifted."""
         params = eqx.combine(moving, still)
         loss_of_states, (x, y) = embedded(loss, params, batch)
         return jax.vmap(loss_of_states, in_axes=(None, 0, 0))(params, x + shift, y)
@@ -248,6 +250,7 @@ def separate_gradients(
 
 
 def _energies(adjoints: Adjoints) -> Float[Array, "examples length"]:
+    """Compute the adjoints' squared norm at every position."""
     return (adjoints**2).sum(axis=2)
 
 
@@ -267,6 +270,7 @@ def _mixed_gradient(
     moving = varying_as(moving, (direction, weights))
 
     def gradient(shift: Adjoints, factors: Losses) -> PyTree:
+        """Compute the parameters' gradient of a weighted sum of losses at shifted states."""
         return jax.grad(lambda moving: factors @ losses_at(moving, shift))(moving)
 
     at = jnp.zeros_like(direction), jnp.ones_like(weights)

@@ -14,6 +14,7 @@ from lim_jax._checks import (
     as_finite,
     as_int,
     error_if,
+    error_if_got,
     error_if_not_finite,
     require,
     require_callable,
@@ -94,12 +95,18 @@ def reweight_positions(
     )
     smallest = as_finite(smallest, "smallest")
     largest = as_finite(largest, "largest")
-    interval = (smallest >= 0) & (largest > 0) & (smallest <= largest)
-    message = (
-        "weights, smallest, largest: expected weights nowhere negative, 0 <= smallest <= largest "
-        "and largest > 0, got others. Clip the weights, and order the two limits."
+    weights = error_if_got(
+        weights,
+        "weights, smallest, largest",
+        got={
+            "a weight below zero": weights < 0,
+            "a smallest below zero": smallest < 0,
+            "a largest of zero or below": largest <= 0,
+            "a smallest above the largest": smallest > largest,
+        },
+        expected="weights nowhere negative, 0 <= smallest <= largest and largest > 0",
+        cure="Clip the weights, and order the two limits.",
     )
-    weights = error_if(weights, ~(jnp.asarray(interval) & jnp.all(weights >= 0)), message)
     raised = jnp.clip(weights * jnp.exp(rate * (target - density)), smallest, largest)
     return raised / integral(raised, grid)
 
@@ -289,6 +296,7 @@ def reweighting_run(
     update = {"target": target, "rate": rate, "smallest": smallest, "largest": largest}
 
     def step(carried: tuple[Any, PerPosition], index: int) -> tuple[tuple[Any, PerPosition], Any]:
+        """Measure, reweight and train once."""
         state, weights = carried
         density = measure(state, index)
         weights = reweight_positions(weights, density, grid=grid, **update)
@@ -314,6 +322,7 @@ def _train(
     arrays, static = eqx.partition(params, eqx.is_inexact_array)
 
     def step(carried: tuple[PyTree, PyTree], _: None) -> tuple[tuple[PyTree, PyTree], None]:
+        """Take one step of the optimiser on the risk."""
         arrays, state = carried
         slope = jax.grad(lambda arrays: risk(loss, eqx.combine(arrays, static), batch))(arrays)
         change, state = optimiser.update(slope, state, arrays)
@@ -479,6 +488,7 @@ def response(
     )
 
     def index(weights: PerPosition) -> Scalar:
+        """Compute the middle index of the stage that is trained under some weights."""
         return indices(regional_averages(stage(weights), regions)).lim
 
     lim, slope = jax.jvp(index, (weights,), (change,))
@@ -526,7 +536,7 @@ def importance_weights(deployed: PerPosition, trained: PerPosition, grid: Grid) 
     deployed = deployed / integral(deployed, grid)
     trained = trained / integral(trained, grid)
     message = (
-        "trained: expected a positive density wherever `deployed` is positive, got zero. "
+        "trained: got zero, expected a positive density wherever `deployed` is positive. "
         "Train on these positions too: no weight makes up for positions that are never seen."
     )
     deployed = error_if(deployed, jnp.any((trained <= 0) & (deployed > 0)), message)

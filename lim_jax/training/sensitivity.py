@@ -111,6 +111,7 @@ def fourth_moments(
     """
 
     def moment(vectors: Vectors) -> Estimate:
+        """Estimate the mean of the vectors' fourth power, integrated over positions."""
         return sample_mean((vectors**2).sum(axis=2) ** 2 @ grid.weights)
 
     adjoints, slopes, losses = _adjoints_and_slopes(loss, params, batch, grid, direction)
@@ -373,6 +374,7 @@ def sensitivity_norm(
     start = [gaussian(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
 
     def step(pair: tuple[PyTree, PyTree], _: None) -> tuple[tuple[PyTree, PyTree], Scalar]:
+        """Take one step of the power iteration, and return the norm of the image."""
         direction, _ = pair
         image = push(direction)
         squares = (image**2).sum(axis=2, keepdims=True)
@@ -391,6 +393,7 @@ def _adjoints_of_arrays(loss: Loss, params: PyTree, batch: Batch, grid: Grid):
     arrays, static = eqx.partition(params, eqx.is_inexact_array)
 
     def adjoints(arrays: PyTree) -> tuple[Vectors, Losses]:
+        """Compute the adjoints as a function of the parameters' arrays, and the losses."""
         losses, adjoints = losses_and_adjoints(loss, eqx.combine(arrays, static), batch, grid)
         return adjoints, losses
 
@@ -420,5 +423,6 @@ def as_direction(direction: Any, arrays: PyTree) -> PyTree:
 
 
 def _unit_direction(direction: PyTree) -> PyTree:
+    """Divide a direction by its Euclidean norm; a zero one stays zero."""
     size = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(direction)))
     return jax.tree.map(lambda leaf: leaf / jnp.where(size == 0, 1, size), direction)

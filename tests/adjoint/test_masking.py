@@ -288,5 +288,7 @@ def test_arguments_that_do_not_fit_are_refused_by_name(name):
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])
 def test_a_log_weight_is_below_infinity(number):
-    with pytest.raises(Exception, match="log_weights: expected numbers below infinity"):
+    with pytest.raises(
+        Exception, match="log_weights: got infinity or NaN, expected numbers below infinity"
+    ):
         TOKENS.weighted(jnp.asarray(np.where(np.arange(LENGTH) == 3, number, 0.0)))

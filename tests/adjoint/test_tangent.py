@@ -203,7 +203,9 @@ def test_other_steps_and_other_layers_are_refused():
     ],
 )
 def test_a_first_slot_that_mixes_tokens_has_no_local_blocks(mixing):
-    with pytest.raises(Exception, match="field: expected a first slot that is read token by token"):
+    with pytest.raises(
+        Exception, match="field: got a first slot that mixes tokens, expected one that is read"
+    ):
         jax.block_until_ready(
             tangent.local_blocks(mixing, random_states(), GRIDS["tokens"](LENGTH))
         )

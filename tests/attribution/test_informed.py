@@ -130,9 +130,13 @@ def test_a_document_that_is_alone_is_left_out(score, model):
     assert scores.errors is None and scores.total_effect is not None
 
 
-@pytest.mark.parametrize(("passes", "answer", "texts"), [(16, 1, 22), (16, 3, 14), (4, 1, 0)])
+@pytest.mark.parametrize(
+    ("passes", "answer", "texts"),
+    [(16, 1, (22, 0)), (16, 3, (14, 0)), (4, 1, (0, 0)), (19, 1, (28, 0)), (20, 1, (16, 7))],
+)
 def test_texts_are_what_the_mask_gradient_leaves_of_the_passes(passes, answer, texts):
-    """It takes three passes, and two more for each part of the answer; a text half of one."""
+    """It takes three passes, and two more for each part of the answer; a text half of one, and a
+    text without few documents a whole one, which is read where sixteen halves are left."""
     assert informed.texts_of_passes(passes, answer) == texts
     assert informed.cost(passes, answer).total == max(passes, 3 + 2 * answer)
 

@@ -369,7 +369,7 @@ def test_a_batch_of_contexts_reads_each_layer_once_a_way(folder, monkeypatch, co
 
 def test_ids_outside_the_vocabulary_are_refused_of_files_too(folder):
     model = models.open(folder)
-    with pytest.raises(Exception, match="ids: expected numbers from 0 to 10"):
+    with pytest.raises(Exception, match="ids: got .*expected numbers from 0 to 10"):
         jax.block_until_ready(jax.jit(lambda ids: model.embed(ids))(np.array([3, 11])))
 
 

@@ -425,7 +425,9 @@ def test_a_radius_counts_the_mass_of_the_grid():
     times = jnp.array([0.0, 2.0])
     radius = trajectory_radius(layer, still, grid, times, profile_bound=3.0)
     np.testing.assert_allclose(radius, [0, 6 * np.sqrt(45 / 32)], rtol=1e-12)
-    with pytest.raises(RuntimeError, match="times: expected nothing below zero"):
+    with pytest.raises(
+        RuntimeError, match="times: got a number below zero, expected nothing below zero"
+    ):
         trajectory_radius(layer, still, grid, -times)
     with pytest.raises(ValueError, match="profile_bound: got -1.0, expected nothing below zero"):
         trajectory_radius(layer, still, grid, times, profile_bound=-1.0)

@@ -43,6 +43,10 @@ def test_the_data_are_the_scores_of_what_is_shown_and_texts_are_escaped(tmp_path
     error = np.abs(shown[:, first] - by_token[:, place])
     assert (error <= 0.51 * np.array(data["scales"])).all()
     assert len(page.all("script")) == 2 and SCRIPT in page.all("p")[-3]["text"]
+    assert data["edges"] == [0.01, 0.03, 0.1, 0.3, 1]
+    keys = [(key["data-shade"], key["inner"]) for key in page.all("span", "key")]
+    assert keys[:2] == [("1", "+0.01"), ("2", "+0.03")] and keys[-1] == ("-5", "−1")
+    assert len(keys) == 10
 
 
 def test_four_thousand_tokens_by_fifty_are_below_two_megabytes():

@@ -41,8 +41,7 @@ class Tab:
 
     def require_chosen(self, by_token, by_sentence):
         """Documents are shaded, and the sentences listed that gave most, with their signs."""
-        inside = self.value("all('.document .t').length")
-        assert self.value(SHADES.format("tokens")) == steps_of(by_token, inside)
+        assert self.value(SHADES.format("tokens")) == steps_of(by_token)
         assert set(self.value(SHADES.format("picks"))) == {0}
         listed = self.value(LISTED)
         assert [one[0] for one in listed] == signs(by_sentence)
@@ -54,9 +53,10 @@ class Tab:
         )
 
 
-def steps_of(values, count=None):
-    steps = np.round(5 * values / np.abs(values[:count]).max())
-    return np.clip(steps, -5, 5).astype(int).tolist()
+def steps_of(values):
+    """Of 0.01, 0.03, 0.1, 0.3 and 1 how many a value reaches, with its sign."""
+    sizes = np.searchsorted([0.01, 0.03, 0.1, 0.3, 1], np.abs(values), side="right")
+    return (np.sign(values) * sizes).astype(int).tolist()
 
 
 def signs(values):

@@ -139,9 +139,9 @@ def test_the_multiplier_is_its_formula():
 @pytest.mark.parametrize(
     "constraint, message",
     [
-        ({"stiffness": 0.0}, "stiffness: expected a positive number"),
-        ({"stiffness": -1.0}, "stiffness: expected a positive number"),
-        ({"multiplier": -0.1}, "multiplier: .*expected nothing below zero"),
+        ({"stiffness": 0.0}, "stiffness: got zero or a number below, expected a positive"),
+        ({"stiffness": -1.0}, "stiffness: got zero or a number below, expected a positive"),
+        ({"multiplier": -0.1}, "multiplier: got .*expected nothing below zero"),
         ({"limit": np.nan}, "limit: got nan, expected a finite number"),
     ],
 )

@@ -9,13 +9,15 @@ from lim_jax.attribution.method import Cost, Method, Run, Scores
 from lim_jax.attribution.methods import leave_one_out, mask_gradient
 from lim_jax.attribution.segments import Segment
 from lim_jax.attribution.shrunk_regression import shrunk_regression
+from lim_jax.attribution.together import MOST, Together, masks_without_sets, most_telling
 from lim_jax.attribution.without_parts import losses_without
 from lim_jax.density.adjoints import Loss
 from lim_jax.models.causal import CausalLM
 from lim_jax.prompts.contexts import Context
 
-PASSES = 16  # over the whole context
+PASSES = 24  # over the whole context
 LEAST_TEXTS = 4  # of which a regression has an error
+ENOUGH_TEXTS = 16  # that a regression keeps where others are read for what documents do together
 
 
 def method(passes: int) -> Method:
@@ -33,18 +35,19 @@ def method(passes: int) -> Method:
 
         It is of the loss on texts that keep about half of these parts. Other parts, such as the
         question, are left out one at a time, and all are where there is one document. Where the
-        passes leave too few texts the mask gradient is all.
+        passes leave too few texts the mask gradient is all; where they leave enough, all sets of
+        the documents that matter most are left out too.
         """
-        known = mask_gradient.scores(model, context, answer, parts, loss, run.within("known"))
-        texts = texts_of_passes(passes, len(answer))
-        documents = known.documents
-        if texts < LEAST_TEXTS:
-            return known
+        prior = mask_gradient.scores(model, context, answer, parts, loss, run.within("prior"))
+        halves, sets = texts_of_passes(passes, len(answer))
+        documents = prior.documents
+        if halves < LEAST_TEXTS:
+            return prior
         if documents.size < 2:
             alone = leave_one_out.scores(model, context, answer, parts, loss, run.within("texts"))
-            return alone._replace(total_effect=known.total_effect)
+            return alone._replace(total_effect=prior.total_effect)
         others = np.setdiff1d(np.arange(len(parts)), documents)
-        design = balanced_design(documents.size, texts)
+        design = balanced_design(documents.size, halves)
         masks = np.ones((1 + others.size + len(design), len(parts)), bool)
         masks[1 + np.arange(others.size), others] = False
         masks[1 + others.size :, documents] = design
@@ -53,11 +56,18 @@ def method(passes: int) -> Method:
         by_part = np.zeros((len(answer), len(parts)))
         errors = np.full(by_part.shape, np.nan)
         by_part[:, others] = (without - whole).T
-        for row, prior in enumerate(known.by_part[:, documents]):
-            fit = shrunk_regression(design, -ablated[:, row], prior)
+        for row, scores_before in enumerate(prior.by_part[:, documents]):
+            fit = shrunk_regression(design, -ablated[:, row], scores_before)
             by_part[row, documents] = fit.scores
             errors[row, documents] = fit.errors
-        return Scores(answer, parts, by_part, total_effect=known.total_effect, errors=errors)
+        found = Scores(answer, parts, by_part, total_effect=prior.total_effect, errors=errors)
+        if not sets:
+            return found
+        names = most_telling(parts, by_part.sum(axis=0), documents.tolist())
+        masks = masks_without_sets(parts, names)
+        losses = losses_without(model, context, answer, parts, masks, loss, run.within("sets"))
+        sums = losses.sum(axis=1)
+        return found._replace(together=Together(names, sums - sums[0]))
 
     return Method(
         words="what the mask gradient and texts without half of the parts say together",
@@ -69,10 +79,17 @@ def method(passes: int) -> Method:
     )
 
 
-def texts_of_passes(passes: int, answer: int) -> int:
-    """Return how many texts, half as long as the whole, are left beside the mask gradient."""
+def texts_of_passes(passes: int, answer: int) -> tuple[int, int]:
+    """Return how many texts are read for the regression, and how many for sets of documents.
+
+    These are what is left beside the mask gradient. A text of the regression is half as long as
+    the whole; those of sets, all or none, are nearly as long.
+    """
     left = passes - mask_gradient.METHOD.cost(0, answer).total
-    return max(0, 2 * left)
+    sets = 2**MOST - 1
+    if 2 * (left - sets) >= ENOUGH_TEXTS:
+        return 2 * (left - sets), sets
+    return max(0, 2 * left), 0
 
 
 def cost(passes: int, answer: int) -> Cost:

@@ -308,7 +308,7 @@ def granite_swa(config: Configuration) -> Recipe:
 def _by_bases(
     config: Configuration, sizes: Sizes, kinds: tuple[str, ...], bases: Any
 ) -> tuple[AttentionMask, ...]:
-    """Return the masks of layers with a rotary base for each; zero stands for no positions."""
+    """Return one mask for each layer, with the layer's own rotary base; zero is no positions."""
     holds = isinstance(bases, list) and len(bases) == sizes.depth
     config.require("layer_rope_theta", bases, holds, f"{sizes.depth} numbers, one for each layer")
     config.ignore("rope_theta")  # which says nothing beside those of layers

@@ -1,0 +1,370 @@
+"""The best attribution at every price: how faithful methods are, by how many tokens they read.
+
+``python -m benchmarks.validation.prices MODEL [--prompts N] [--out FOLDER]`` lets a model answer
+prompts of ten keys and of ten documents, and scores their parts by each method at several prices.
+It writes ``prices.csv``, a row for each prompt, method and price, ``prices.png`` and ``prices.md``.
+An interrupted run goes on. Needs the extra ``prices``.
+"""
+
+import argparse
+import csv
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lazy_loader
+import numpy as np
+from jaxtyping import Bool, Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from benchmarks.validation import faithfulness
+from benchmarks.validation.ablation_study import (
+    Ablated,
+    ablated_text,
+    datamodeling_score,
+    ids_of_texts,
+    logits_of,
+    random_ablations,
+    sparse_regression,
+)
+from benchmarks.validation.faithfulness import FACTS, PAIRS, FaithfulnessSetting, Job
+from benchmarks.validation.intervals import Interval, bootstrap_interval
+from benchmarks.validation.scored_parts import context_of_prompt, mask_variants
+from lim_jax._partial_runs import each_once
+from lim_jax.attribution.ablation_design import balanced_design
+from lim_jax.attribution.method import Cost
+from lim_jax.attribution.shrunk_regression import shrunk_regression
+from lim_jax.models import LanguageModel
+from lim_jax.plots.figure_style import COLOURS, MARKERS, ShownFigure, legend_below
+from lim_jax.tasks.prompts import Prompt, encode_text
+
+shapiq: Any = lazy_loader.load("shapiq")  # of the extra `prices`; reading and drawing do without
+
+KINDS = {
+    "10 keys": FaithfulnessSetting((PAIRS,), 1, 1, 10),
+    "10 documents": FaithfulnessSetting((FACTS,), 1, 1, 10),
+}
+TEXTS = (8, 16, 32, 64)  # on which regressions are fitted
+LEAST_OF_SHAPIQ = 8  # texts, of which its methods say next to nothing
+HELD_OUT = 32
+TICKS = (3, 6, 12, 24)
+NEAR = 0.01  # of scores that count as alike
+INFORMED = "informed"
+DESIGNED = "designed texts alone"
+MASK = "mask gradient"
+PATH = "mask path"
+LEAVE_ONE_OUT = "leave-one-out"
+CONTEXT_CITE = "ContextCite"
+KERNEL_SHAP = "KernelSHAP, paired"
+PROXY_SPEX = "ProxySPEX"
+VARIANTS = {  # of the mask gradient
+    "mask-gradient at 0.2, margin, own": (MASK, Cost(1, 1)),
+    "mask-path on 4, margin, own": (PATH, Cost(4, 4)),
+    "mask-path on 8, margin, own": (PATH, Cost(8, 8)),
+}
+
+
+METHODS = (INFORMED, DESIGNED, MASK, PATH, LEAVE_ONE_OUT, CONTEXT_CITE, KERNEL_SHAP, PROXY_SPEX)
+
+
+class Priced(NamedTuple):
+    """The scores of a prompt's parts by a method, and its price in readings of the whole text.
+
+    `level` counts the texts or gradients that the method was given.
+    """
+
+    method: str
+    level: int
+    price: float
+    scores: Float[np.ndarray, " parts"]
+
+
+class Reader:
+    """Reads a prompt without some parts: the answer's logit for each token of it, and the price."""
+
+    def __init__(self, job: Job, prompt: Prompt, said: np.ndarray):
+        self.tokens = len(said)
+        self.parts = len(prompt.spans)
+        self._texts = Ablated([prompt], [said], job.tokenizer, job.read)
+        self._prompt, self._tokenizer = prompt, job.tokenizer
+
+    def log_probabilities(self, kept: Bool[np.ndarray, "texts _"]) -> Float[np.ndarray, " texts"]:
+        """Return the answer's log-probability on each text."""
+        return self._texts([kept])[0]
+
+    def logits(self, kept: Bool[np.ndarray, "texts _"]) -> Float[np.ndarray, " texts"]:
+        """Return the logit of its probability, over the answer's number of tokens."""
+        return logits_of(self.log_probabilities(kept)) / self.tokens
+
+    def price(self, kept: Bool[np.ndarray, "texts _"]) -> float:
+        """Return how many tokens these texts have, over those of the whole."""
+        texts = [ablated_text(self._prompt, row) for row in kept]
+        whole, *sizes = map(len, ids_of_texts([self._prompt.text, *texts], self._tokenizer))
+        return sum(sizes) / whole
+
+
+def priced_scores(
+    reader: Reader, known: Sequence[Priced], drawn: Bool[np.ndarray, "texts _"]
+) -> Iterator[Priced]:
+    """Score the parts of a prompt by every method at each of its prices."""
+    yield from known
+    texts_without = np.concatenate(
+        [np.ones((1, reader.parts), bool), ~np.eye(reader.parts, dtype=bool)]
+    )
+    whole, *without = reader.log_probabilities(texts_without)
+    price = reader.price(texts_without)
+    yield Priced(LEAVE_ONE_OUT, reader.parts, price, whole - np.array(without))
+    gradient = known[0]
+    for texts in TEXTS:
+        kept = drawn[:texts]
+        values = reader.log_probabilities(kept)
+        scores = sparse_regression(kept, values, reader.tokens)
+        yield Priced(CONTEXT_CITE, texts, reader.price(kept), scores)
+        kept = balanced_design(reader.parts, texts)
+        values = reader.logits(kept)
+        price = reader.price(kept)
+        for name, prior, paid in (
+            (INFORMED, gradient.scores, gradient.price),
+            (DESIGNED, np.zeros(reader.parts), 0.0),
+        ):
+            fit = shrunk_regression(kept, values, prior)
+            yield Priced(name, texts, paid + price, fit.scores)
+        if texts > LEAST_OF_SHAPIQ:
+            yield from _scores_of_shapiq(reader, texts)
+
+
+def _scores_of_shapiq(reader: Reader, texts: int) -> Iterator[Priced]:
+    """Score by methods of the package shapiq, with a budget of so many texts."""
+    read: list[Bool[np.ndarray, "texts parts"]] = []
+
+    def game(kept: Bool[np.ndarray, "texts parts"]) -> Float[np.ndarray, " texts"]:
+        read.append(np.atleast_2d(kept).astype(bool))
+        return reader.logits(read[-1])
+
+    approximators = {
+        KERNEL_SHAP: partial(shapiq.KernelSHAP, pairing_trick=True),
+        PROXY_SPEX: partial(shapiq.ProxySPEX, index="FBII", max_order=2),
+    }
+    for name, approximator in approximators.items():
+        read.clear()
+        values = approximator(n=reader.parts, random_state=0).approximate(texts, game)
+        scores = values.get_n_order(1).get_n_order_values(1)
+        yield Priced(name, texts, reader.price(np.concatenate(read)), scores)
+
+
+def rows_of_prompt(job: Job, kind: str, number: int) -> list[dict[str, Any]]:
+    """Let the model answer a prompt, score its parts, and judge scores on texts that none read."""
+    prompt = faithfulness.drawn_prompt(job.setting, number)
+    encoded = encode_text(prompt.text, job.tokenizer)
+    (said,) = faithfulness.answers_of(job, [encoded.ids])
+    reader = Reader(job, prompt, said)
+    context = context_of_prompt(prompt, encoded, said)
+    variants = {variant.name: variant for variant in mask_variants((0.2,), (4, 8))}
+    known = [
+        Priced(method, cost.gradients, cost.total, variants[name](job.model, context))
+        for name, (method, cost) in VARIANTS.items()
+    ]
+    drawn = random_ablations(reader.parts, max(TEXTS) + HELD_OUT, number)
+    held_out = drawn[max(TEXTS) :]
+    judged = reader.log_probabilities(held_out)
+    return [
+        {
+            "kind": kind,
+            "prompt": number,
+            "tokens": len(encoded.ids),
+            "method": method,
+            "level": level,
+            "price": price,
+            "score": float(datamodeling_score(scores, held_out, judged)),
+        }
+        for method, level, price, scores in priced_scores(reader, known, drawn)
+    ]
+
+
+def study(model: LanguageModel, prompts: int, folder: Path) -> list[dict[str, Any]]:
+    """Score so many prompts of each kind; an interrupted run goes on after the last prompt."""
+    jobs = {}
+    for kind, setting in KINDS.items():
+        setting = setting._replace(prompts=prompts)
+        jobs[kind] = faithfulness.job_of(model.network, model.tokenizer, setting, model.end_ids)
+    rows = {
+        f"{kind} {number}": partial(rows_of_prompt, jobs[kind], kind, number)
+        for number in range(prompts)
+        for kind in KINDS
+    }
+    run = {"function": "prices", "model": jobs["10 keys"].run["model"]}
+    bar = partial(tqdm, desc="pricing", unit="prompt")
+    found = each_once(rows, folder / "unfinished.json", run, bar)
+    return [row for of_prompt in found.values() for row in of_prompt]
+
+
+class Point(NamedTuple):
+    """A method at one level: the mean price and the mean score over prompts, with its interval."""
+
+    level: int
+    price: float
+    score: Interval
+    prompts: int
+
+
+def points(rows: Sequence[dict[str, Any]], kind: str) -> dict[str, list[Point]]:
+    """Average each method of a kind of prompts at each of its prices, in the order of prices."""
+    by_method: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    for row in rows:
+        if row["kind"] == kind:
+            of_method = by_method.setdefault(row["method"], {})
+            of_method.setdefault(int(row["level"]), []).append(row)
+    return {
+        method: [_point(at) for _, at in sorted(levels.items())]
+        for method, levels in by_method.items()
+    }
+
+
+def _point(rows: Sequence[dict[str, Any]]) -> Point:
+    """Average the rows of one method at one level."""
+    price = float(np.mean([float(row["price"]) for row in rows]))
+    score = bootstrap_interval(np.array([float(row["score"]) for row in rows]))
+    return Point(int(rows[0]["level"]), price, score, len(rows))
+
+
+def figure_of(rows: Sequence[dict[str, Any]], model: str) -> Figure:
+    """Draw each method's scores over its prices, a panel for each kind of prompts."""
+    figure = ShownFigure(3 + 3 * len(KINDS), 4)
+    panels = figure.subplots(1, len(KINDS), sharey=True, squeeze=False)[0]
+    for axes, kind in zip(panels, KINDS, strict=True):
+        by_method = points(rows, kind)
+        for number, name in enumerate(METHODS):
+            if name in by_method:
+                _draw(axes, by_method[name], name, number)
+        axes.set_title(f"{kind}, {by_method[MASK][0].prompts} prompts", fontsize=9)
+        axes.set_xlabel("price: tokens read, over the whole text's", fontsize=8)
+        axes.set_xscale("log")
+        axes.set_xticks(TICKS, [str(tick) for tick in TICKS])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("rank correlation with texts that none read", fontsize=8)
+    figure.suptitle(f"Scores of an answer's parts at every price, {model}", fontsize=10)
+    legend_below(figure, columns=4)
+    return figure
+
+
+def _draw(axes: Axes, of_method: Sequence[Point], name: str, number: int) -> None:
+    """Draw one method's line, with intervals."""
+    scores = [point.score for point in of_method]
+    below = [score.value - score.low for score in scores]
+    above = [score.high - score.value for score in scores]
+    axes.errorbar(
+        [point.price for point in of_method],
+        [score.value for score in scores],
+        yerr=[below, above],
+        label=name,
+        fmt=f"{MARKERS[number % len(MARKERS)]}-",
+        color=COLOURS[number % len(COLOURS)],
+        linewidth=2 if name == INFORMED else 1,
+        markersize=4,
+        capsize=2,
+    )
+
+
+def finding_of(rows: Sequence[dict[str, Any]]) -> str:
+    """Say at which prices informed ablations are not below any other method, and where they are."""
+    levels = [
+        (kind, level, *_beside_the_best(rows, kind, level)) for kind in KINDS for level in TEXTS
+    ]
+    behind = [
+        f"{kind}, {level} texts: {own:.2f} beside {best:.2f} of {method}"
+        for kind, level, own, best, method in levels
+        if own < best - NEAR
+    ]
+    sentence = (
+        f"**Of {len(levels)} prices informed ablations are at {len(levels) - len(behind)} as "
+        f"faithful as any other method that costs no more, within {NEAR}.**"
+    )
+    return f"{sentence} Below it: {'; '.join(behind)}." if behind else sentence
+
+
+def _beside_the_best(
+    rows: Sequence[dict[str, Any]], kind: str, level: int
+) -> tuple[float, float, str]:
+    """Return the score of informed ablations at a level, and the best that costs no more."""
+    by_method = points(rows, kind)
+    own = next(point for point in by_method[INFORMED] if point.level == level)
+    others = [
+        (float(point.score.value), method)
+        for method, of_method in by_method.items()
+        for point in of_method
+        if method not in (INFORMED, DESIGNED) and point.price <= own.price + 0.5
+    ]
+    return float(own.score.value), *max(others)
+
+
+PAGE = """\
+# The best attribution at every price
+
+{finding}
+
+`python -m benchmarks.validation.prices MODEL` let {model} answer {prompts} prompts of each kind,
+and scored the prompts' parts by every method at several prices. A price counts the tokens that the
+method reads, over those of the whole text: a text without half of its parts costs about a half, and
+a gradient two more than its pass forward. A score is the rank correlation over {held_out} texts
+without about half of their parts, which no method read: between the sum of the parts' scores that a
+text keeps, and the answer's log-probability there. With 95 % over prompts.
+
+![Scores over prices](prices.png)
+
+{tables}
+Informed ablations are the mask gradient and texts that a Hadamard matrix chooses, by a regression
+that is shrunk towards the former; "designed texts alone" is shrunk towards zero. ContextCite is a
+Lasso on texts that keep each part by the toss of a coin. KernelSHAP and ProxySPEX are of the
+package shapiq. Every prompt is a row of [prices.csv](prices.csv).
+"""
+
+
+def page_of(rows: Sequence[dict[str, Any]], model: str) -> str:
+    """Write the page: the finding, the figure, and a table for each kind of prompts."""
+    tables = []
+    for kind in KINDS:
+        lines = [f"| {kind}: method | price | score |", "|---|---|---|"]
+        for name, of_method in points(rows, kind).items():
+            lines += [
+                f"| {name} | {point.price:.1f} | {point.score.value:.2f} "
+                f"({point.score.low:.2f} to {point.score.high:.2f}) |"
+                for point in of_method
+            ]
+        tables.append("\n".join(lines) + "\n")
+    return PAGE.format(
+        finding=finding_of(rows),
+        model=model,
+        prompts=len({row["prompt"] for row in rows}),
+        held_out=HELD_OUT,
+        tables="\n".join(tables),
+    )
+
+
+def main() -> None:
+    """Score the prompts, and write the table, the figure and the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("model", help="a folder, a GGUF file or a name")
+    parser.add_argument("--prompts", type=int, default=20, help="of each kind")
+    parser.add_argument("--out", type=Path, default=Path("prices"), help="the folder to write to")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    model = LanguageModel.from_pretrained(options.model)
+    rows = study(model, options.prompts, options.out)
+    with (options.out / "prices.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    figure_of(rows, model.name).savefig(options.out / "prices.png")
+    page = page_of(rows, model.name)
+    (options.out / "prices.md").write_text(page, encoding="utf-8")
+    print(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The study of prices: made rows, whose means are known, and a reader that counts its tokens."""
+
+import numpy as np
+import pytest
+from reference.networks import byte_network
+
+from benchmarks.validation import faithfulness, prices
+from benchmarks.validation.faithfulness import PAIRS, FaithfulnessSetting
+
+GOOD = {prices.INFORMED: 0.8, prices.DESIGNED: 0.9, prices.CONTEXT_CITE: 0.7}
+
+
+def made_rows(scores=GOOD, cheap=0.75):
+    """Two prompts of each kind; each text costs a half, and the mask gradient three for all."""
+    at_levels = [
+        (method, level, level / 2 + 3 * (method == prices.INFORMED), score)
+        for method, score in scores.items()
+        for level in prices.TEXTS
+    ]
+    whole = [(prices.MASK, 1, 3.0, cheap)]
+    return [
+        {"kind": kind, "prompt": prompt, "tokens": 9, "method": method, "level": level}
+        | {"price": price + prompt / 4, "score": score + (prompt - 0.5) / 10}
+        for kind in prices.KINDS
+        for prompt in range(2)
+        for method, level, price, score in (*whole, *at_levels)
+    ]
+
+
+def test_points_are_means_over_prompts_in_the_order_of_prices():
+    by_method = prices.points(made_rows()[::-1], "10 keys")
+    assert [point.level for point in by_method[prices.CONTEXT_CITE]] == [8, 16, 32, 64]
+    first, *_ = by_method[prices.INFORMED]
+    assert first.price == 7.125 and first.prompts == 2
+    np.testing.assert_allclose(first.score.value, 0.8)
+    np.testing.assert_allclose([first.score.low, first.score.high], [0.75, 0.85])
+
+
+def test_the_finding_names_what_is_above_at_no_greater_price():
+    assert prices.finding_of(made_rows()) == (
+        "**Of 8 prices informed ablations are at 8 as faithful as any other method that costs no "
+        "more, within 0.01.**"
+    )
+    above = prices.finding_of(made_rows(cheap=0.82))
+    assert above.startswith("**Of 8 prices informed ablations are at 0 as")
+    assert "10 keys, 8 texts: 0.80 beside 0.82 of mask gradient" in above
+    dearer = GOOD | {prices.INFORMED: 0.69}
+    assert "10 documents, 8 texts: 0.69 beside 0.75 of mask gradient; " in prices.finding_of(
+        made_rows(dearer)
+    )
+
+
+def test_the_page_and_the_figure_show_each_method_and_price(tmp_path):
+    rows = made_rows()
+    page = prices.page_of(rows, "a model")
+    assert "| ContextCite | 8.1 | 0.70 (0.65 to 0.75) |" in page
+    assert "let a model answer 2 prompts" in page
+    figure = prices.figure_of(rows, "a model")
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == [prices.INFORMED, prices.DESIGNED, prices.MASK, prices.CONTEXT_CITE]
+    figure.savefig(tmp_path / "prices.png")
+
+
+@pytest.fixture(scope="module")
+def reader():
+    setting = FaithfulnessSetting((PAIRS,), 1, 1, 10)
+    job = faithfulness.job_of(byte_network(640, depth=1, seed=2), None, setting, ())
+    return prices.Reader(job, faithfulness.drawn_prompt(setting, 0), np.array([49, 50], np.int32))
+
+
+def test_a_price_counts_the_tokens_that_are_read(reader):
+    """Of bytes: the text without some of its parts, over the whole text."""
+    prompt = reader._prompt
+    kept = np.ones((2, 10), bool)
+    kept[1, 3:7] = False
+    left_out = prompt.spans[6][1] - prompt.spans[2][1]  # with what stands before each
+    assert reader.price(kept[:1]) == 1
+    assert reader.price(kept) == pytest.approx(2 - left_out / len(prompt.text))
+
+
+@pytest.mark.slow
+def test_methods_are_scored_at_each_of_their_prices(reader, monkeypatch):
+    """Leave-one-out is what each part takes away; each regression has its own texts."""
+    monkeypatch.setattr(prices, "TEXTS", (8,))
+    gradient = prices.Priced(prices.MASK, 1, 3.0, np.linspace(-1, 1, 10))
+    drawn = prices.random_ablations(10, 8, 0)
+    scored = list(prices.priced_scores(reader, [gradient], drawn))
+    assert [(one.method, one.level) for one in scored] == [
+        (prices.MASK, 1),
+        (prices.LEAVE_ONE_OUT, 10),
+        (prices.CONTEXT_CITE, 8),
+        (prices.INFORMED, 8),
+        (prices.DESIGNED, 8),
+    ]
+    whole = reader.log_probabilities(np.ones((1, 10), bool))
+    without = reader.log_probabilities(~np.eye(10, dtype=bool))
+    np.testing.assert_allclose(scored[1].scores, whole - without, rtol=1e-5, atol=1e-5)
+    assert scored[3].price == pytest.approx(3 + scored[4].price)
+    assert 2 < scored[4].price < 6
