@@ -239,9 +239,9 @@ def config_of(family: str) -> t.PretrainedConfig:
 
 def strangers(document: Document) -> Iterator[Document]:
     """Options of other families, one at a time."""
-    known = {name: value for f in FAMILIES for name, value in config_of(f).to_dict().items()}
-    for name in sorted(set(known) - set(document)):
-        yield {name: (others(name, known[name]) or [known[name]])[0]}
+    options = {name: value for f in FAMILIES for name, value in config_of(f).to_dict().items()}
+    for name in sorted(set(options) - set(document)):
+        yield {name: (others(name, options[name]) or [options[name]])[0]}
 
 
 class Audit:
@@ -329,11 +329,11 @@ class Audit:
         """The logits of the folder by the library, step by step: compiling takes ten times that."""
         model = lim.models.load(self.folder, dtype=dtype)
         leaves, tree = jax.tree.flatten(model)
-        known = tree, tuple(np.asarray(leaf).tobytes() for leaf in leaves)
-        if known not in self.done:
+        network_key = tree, tuple(np.asarray(leaf).tobytes() for leaf in leaves)
+        if network_key not in self.done:
             with jax.disable_jit():
-                self.done[known] = np.asarray(model.logits(jnp.array(IDS, jnp.int32)))
-        return self.done[known]
+                self.done[network_key] = np.asarray(model.logits(jnp.array(IDS, jnp.int32)))
+        return self.done[network_key]
 
 
 def relative_difference(actual: np.ndarray, expected: np.ndarray) -> float:

@@ -25,13 +25,17 @@ class Doubled(TorchFunctionMode):
     double: inside this they are in double too.
     """
 
-    def __torch_function__(self, function: Any, _types: Any, given: Any = (), named: Any = None):
+    def __torch_function__(
+        self, function: Any, _types: Any, arguments: Any = (), named: Any = None
+    ):
         """The call with double in place of float32."""
         if function is torch.Tensor.float:
             function = torch.Tensor.double
-        given = [torch.float64 if argument is torch.float32 else argument for argument in given]
+        arguments = [
+            torch.float64 if argument is torch.float32 else argument for argument in arguments
+        ]
         named = {k: torch.float64 if v is torch.float32 else v for k, v in (named or {}).items()}
-        return function(*given, **named)
+        return function(*arguments, **named)
 
     def __enter__(self) -> "Doubled":
         """Numbers of Python become double too."""
@@ -135,8 +139,8 @@ def _layer(network: torch.nn.Module, layer: int) -> torch.nn.Module:
 def _attention(block: torch.nn.Module) -> torch.nn.Module:
     """The attention of a layer; GPT-Neo's stands inside another."""
     named = dict(block.named_children())
-    known = ("attn", "attention", "self_attn", "self_attention", "mixer")
-    (attention,) = (named[name] for name in known if name in named)
+    names = ("attn", "attention", "self_attn", "self_attention", "mixer")
+    (attention,) = (named[name] for name in names if name in named)
     return getattr(attention, "attention", attention)
 
 

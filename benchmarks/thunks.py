@@ -82,11 +82,11 @@ def shapes(text: str) -> dict[str, list[int]]:
     return {name: [int(n) for n in sizes.split(",") if n] for name, sizes in matches}
 
 
-def operations(lines: list[str], known: dict[str, list[int]]) -> int:
+def operations(lines: list[str], sizes_by_name: dict[str, list[int]]) -> int:
     """Of an instruction's product, if it has one."""
     if (product := next(filter(None, map(PRODUCT.search, lines)), None)) is None:
         return 0
-    contracted = known[product[2]][int(product[3])]
+    contracted = sizes_by_name[product[2]][int(product[3])]
     return 2 * contracted * math.prod(int(n) for n in product[1].split(",") if n)
 
 
@@ -108,7 +108,7 @@ def events(folder: str) -> Iterator[tuple[str, float]]:
 
 def profiled(run: Callable[[], object], text: str, size: Size) -> dict:
     """Seconds of each kind in one run, and the rates of products."""
-    known = instructions(text)
+    lines_by_name = instructions(text)
     sizes = shapes(text)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
@@ -117,10 +117,10 @@ def profiled(run: Callable[[], object], text: str, size: Size) -> dict:
         spent = Counter()
         made = Counter()
         for name, seconds in events(folder):
-            if name in known:
-                of = kind(name, known[name], size)
+            if name in lines_by_name:
+                of = kind(name, lines_by_name[name], size)
                 spent[of] += seconds / REPEATS
-                made[of] += operations(known[name], sizes) / REPEATS if seconds > 0 else 0
+                made[of] += operations(lines_by_name[name], sizes) / REPEATS if seconds > 0 else 0
     rates = {of: made[of] / spent[of] / 1e9 for of in spent if made[of]}
     return {"seconds": dict(spent), "Gflop/s": rates}
 

@@ -56,9 +56,9 @@ def _linked(name: str, obj: griffe.Object, places: dict[str, list[str]]) -> str:
     """The label's row, or the one public object that a name means here, or the name alone."""
     if name in LABELS:
         return f"[`{name}`][{name}]"
-    found = [] if name in _arguments(obj) else places.get(name, [])
-    near = [place for place in found if place.rpartition(".")[0] in (obj.path, obj.module.path)]
-    chosen = near or found
+    links = [] if name in _arguments(obj) else places.get(name, [])
+    near = [place for place in links if place.rpartition(".")[0] in (obj.path, obj.module.path)]
+    chosen = near or links
     itself = len(chosen) == 1 and chosen[0] == obj.path
     return f"[`{name}`][{chosen[0]}]" if len(chosen) == 1 and not itself else f"`{name}`"
 
@@ -107,8 +107,8 @@ def _arguments(obj: griffe.Object) -> set[str]:
 
 def _objects(parent: griffe.Object) -> list[griffe.Object]:
     """The object, and all that is defined in it."""
-    own = [member for member in parent.members.values() if not member.is_alias]
-    return [parent, *(obj for member in own for obj in _objects(member))]  # pyright: ignore
+    members = [member for member in parent.members.values() if not member.is_alias]
+    return [parent, *(obj for member in members for obj in _objects(member))]  # pyright: ignore
 
 
 def _sign(cls: griffe.Class) -> None:
@@ -134,5 +134,5 @@ def _default(field: griffe.Attribute) -> str | griffe.Expr | None:
     value = field.value
     if not isinstance(value, griffe.ExprCall) or not str(value.function).endswith("field"):
         return value
-    given = {one.name: one.value for one in value.arguments if isinstance(one, griffe.ExprKeyword)}
-    return given.get("default")
+    values = {one.name: one.value for one in value.arguments if isinstance(one, griffe.ExprKeyword)}
+    return values.get("default")

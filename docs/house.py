@@ -31,11 +31,11 @@ def rooms() -> dict[str, dict]:
 
 def drawn() -> str:
     """The picture: a floor for each room but private files, in the order of the table."""
-    shown = {name: room for name, room in rooms().items() if not name.startswith("_")}
-    foot = MARGIN + (FLOOR_HEIGHT + GAP) * len(shown)
-    width = max(_needed(room) for room in shown.values())
+    public_rooms = {name: room for name, room in rooms().items() if not name.startswith("_")}
+    foot = MARGIN + (FLOOR_HEIGHT + GAP) * len(public_rooms)
+    width = max(_needed(room) for room in public_rooms.values())
     lines = [FRAME.format(width=width, height=foot + 24)]
-    for floor, (name, room) in enumerate(shown.items()):
+    for floor, (name, room) in enumerate(public_rooms.items()):
         lines += _floor(name, room, MARGIN + (FLOOR_HEIGHT + GAP) * floor, width)
     lines.append(_text(MARGIN + 10, foot + 12, 11, "#444444", CAPTION))
     return "\n".join([*lines, "</svg>\n"])

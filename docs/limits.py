@@ -43,8 +43,8 @@ def table() -> str:
     lines = [f"| error of | {' | '.join(GRIDS)} |", "|---|---|---|---|"]
     for name in QUANTITIES:
         cells = (measured.get(f"{name}, {grid}") for grid in GRIDS)
-        shown = " | ".join("" if order is None else f"{order:.2f}" for order in cells)
-        lines.append(f"| {name} | {shown} |")
+        text = " | ".join("" if order is None else f"{order:.2f}" for order in cells)
+        lines.append(f"| {name} | {text} |")
     return "\n".join(lines)
 
 
@@ -72,17 +72,17 @@ def written() -> str:
 
 def draw(folder: Path) -> None:
     """The figures of some topics, and of error against cost."""
-    found = results()
+    results_by_name = results()
     fields = set(Study._fields)
     rows = [
         Row(one["name"], Study(**{k: v for k, v in one.items() if k in fields}), one["expected"])
-        for one in found["rates"]
+        for one in results_by_name["rates"]
     ]
     figures = {
         topic: convergence_rates([row for row in rows if row.topic == topic], topic)
         for topic in SHOWN
     }
-    for name, curves in found["costs"].items():
+    for name, curves in results_by_name["costs"].items():
         made = [Curve(**curve) for curve in curves]
         figures[f"cost_{name}"] = error_against_cost(made, COSTS[name])
     folder.mkdir(exist_ok=True)

@@ -38,11 +38,11 @@ def write_page(notebook: NotebookNode, name: str) -> None:
     """Prose, code, output and pictures, these as files beside the page."""
     exporter = MarkdownExporter()
     resources = {"unique_key": name, "output_files_dir": "."}
-    text, found = exporter.from_notebook_node(notebook, resources)
+    text, files = exporter.from_notebook_node(notebook, resources)
     PAGES.mkdir(exist_ok=True)
     for picture in PAGES.glob(f"{name}_*.png"):
         picture.unlink()
-    for file, content in found["outputs"].items():
+    for file, content in files["outputs"].items():
         (PAGES / file).write_bytes(content)
     (PAGES / f"{name}.md").write_text(_with_words(text), encoding="utf-8")
 

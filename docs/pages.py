@@ -31,8 +31,8 @@ class Program(NamedTuple):
 
 def programs(page: Path) -> list[Program]:
     """A page's programs, in order."""
-    found = PROGRAM.findall(page.read_text(encoding="utf-8"))
-    return [Program(source, prints or None) for source, prints in found]
+    matches = PROGRAM.findall(page.read_text(encoding="utf-8"))
+    return [Program(source, prints or None) for source, prints in matches]
 
 
 def run(page: Path) -> list[tuple[Program, str]]:
@@ -48,8 +48,8 @@ def run(page: Path) -> list[tuple[Program, str]]:
     names: dict[str, Any] = {"__name__": page.stem}
     printed = []
     for number, program in enumerate(programs(page)):
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said), numbered():
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output), numbered():
             exec(compile(program.source, f"{page.name}, program {number + 1}", "exec"), names)
-        printed.append((program, said.getvalue()))
+        printed.append((program, output.getvalue()))
     return printed

@@ -41,8 +41,8 @@ def carried(file: Path) -> list[dict[str, Any]]:
 
 def _of_axes(axes: Axes) -> dict[str, Any]:
     legend = axes.get_legend()
-    said = [axes.get_title(), axes.get_xlabel(), axes.get_ylabel()]
-    said += [text.get_text() for text in (*axes.texts, *(legend.get_texts() if legend else ()))]
+    labels = [axes.get_title(), axes.get_xlabel(), axes.get_ylabel()]
+    labels += [text.get_text() for text in (*axes.texts, *(legend.get_texts() if legend else ()))]
     patches = [patch.get_patch_transform().transform_path(patch.get_path()).vertices
                for patch in axes.patches]  # fmt: skip
     areas = [path.vertices for collection in axes.collections for path in collection.get_paths()]
@@ -51,4 +51,4 @@ def _of_axes(axes: Axes) -> dict[str, Any]:
     drawn = [line.get_xydata() for line in axes.lines] + patches + areas + points + images
     # Each coordinate by itself: they are compared on scales of their own.
     columns = [column for one in drawn for column in np.atleast_2d(np.asarray(one, float).T)]
-    return {"said": said, "drawn": [[float(f"{v:.4g}") for v in column] for column in columns]}
+    return {"said": labels, "drawn": [[float(f"{v:.4g}") for v in column] for column in columns]}

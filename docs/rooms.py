@@ -74,16 +74,16 @@ def front_door() -> dict[str, str]:
 @cache
 def places() -> dict[str, str]:
     """Where each way to write a public name in programs leads: `lim.room.name`, and by module."""
-    found = {f"lim.{room}": f"lim_jax.{room}" for room in rooms()}
+    modules = {f"lim.{room}": f"lim_jax.{room}" for room in rooms()}
     for room in rooms():
         for module, names in public(room).items():
             of_module = module.replace("lim_jax", "lim", 1)
-            found[of_module] = module
+            modules[of_module] = module
             for name in names:
-                found |= dict.fromkeys(
+                modules |= dict.fromkeys(
                     (f"lim.{room}.{name}", f"{of_module}.{name}"), f"{module}.{name}"
                 )
-    return found | {f"lim.{name}": place for name, place in front_door().items()}
+    return modules | {f"lim.{name}": place for name, place in front_door().items()}
 
 
 def pages() -> dict[str, str]:
@@ -92,12 +92,14 @@ def pages() -> dict[str, str]:
     A page lies as its source does: that of `lim_jax.grid` in grid/index.md, that of
     `lim_jax.grid.cells` in grid/cells.md, and that of `lim_jax.probes` in probes.md.
     """
-    found = {"index.md": _front()}
+    pages_by_file = {"index.md": _front()}
     for room in rooms():
-        found |= {page_of(module): _file(module, names) for module, names in public(room).items()}
+        pages_by_file |= {
+            page_of(module): _file(module, names) for module, names in public(room).items()
+        }
         if "files" in rooms()[room]:
-            found[page_of(f"lim_jax.{room}")] = _room(room)
-    return found
+            pages_by_file[page_of(f"lim_jax.{room}")] = _room(room)
+    return pages_by_file
 
 
 def page_of(module: str) -> str:

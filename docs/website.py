@@ -66,22 +66,22 @@ def _linked(name: str, places: dict[str, str]) -> str:
     return f"[`{name}`][{places[name]}]" if name in places else f"`{name}`"
 
 
-def _to_its_room(found: re.Match) -> str:
-    name, file = found.groups()
-    shown = file.startswith("lim_jax/") and not name.rpartition(".")[2].startswith("_")
+def _to_its_room(match: re.Match) -> str:
+    name, file = match.groups()
+    is_public = file.startswith("lim_jax/") and not name.rpartition(".")[2].startswith("_")
     module = file.removesuffix(".py").replace("/", ".")
     of_module = f"lim_jax.{name}".removeprefix(f"{module}.").partition(".")[0]
-    if not shown or f"{module}.{of_module}" not in rooms.places().values():
+    if not is_public or f"{module}.{of_module}" not in rooms.places().values():
         return f"`{name}`"
     return f"[`{name}`][lim_jax.{name}]"
 
 
 def _copy_mathjax() -> None:
     """From the wheel that the extra pins: what sets TeX, and its fonts."""
-    found = find_spec("mathjax")
-    if found is None or not found.submodule_search_locations:
+    spec = find_spec("mathjax")
+    if spec is None or not spec.submodule_search_locations:
         raise SystemExit('got no MathJax, expected that of the extra: pip install ".[docs]"')
-    package = Path(found.submodule_search_locations[0])
+    package = Path(spec.submodule_search_locations[0])
     for name in MATHJAX:
         origin = package / "static/mathjax/es5" / name
         to = SOURCES / "mathjax" / name

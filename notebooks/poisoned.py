@@ -56,18 +56,18 @@ documents = [
 # of them weigh little: the method `mask-gradient`, which is the one that `ask` takes.
 
 # %%
-answered = lim.ask(model, question, documents, answer_tokens=20 if file else 4)
-print(answered)
+answer = lim.ask(model, question, documents, answer_tokens=20 if file else 4)
+print(answer)
 
 # %% [markdown]
 # Of SmolLM2 the notice gave the answer. By which of its words?
 
 # %%
-suspect = answered.parts[0]
-(span,) = (one for one in answered.context.spans if one.name == suspect.name)
-strongest = span.positions[np.argsort(-answered.tokens[span.positions])[:5]]
+suspect = answer.parts[0]
+(span,) = (one for one in answer.context.spans if one.name == suspect.name)
+strongest = span.positions[np.argsort(-answer.tokens[span.positions])[:5]]
 for place in sorted(strongest.tolist()):
-    print(f"{answered.context.tokens[place]!r:14}{answered.tokens[place]:+.3f}")
+    print(f"{answer.context.tokens[place]!r:14}{answer.tokens[place]:+.3f}")
 
 # %% [markdown]
 # ## Ask again without it
@@ -78,9 +78,9 @@ for place in sorted(strongest.tolist()):
 # %%
 others = [document for document in documents if document.title != suspect.name]
 without = lim.ask(model, question, others, answer_tokens=20 if file else 4)
-print(answered.compare(without))
+print(answer.compare(without))
 if file:
-    assert "Vries" in answered.text and suspect.name == "Notice"
+    assert "Vries" in answer.text and suspect.name == "Notice"
     assert "Castellan" in without.text and without.parts[0].name == "Observatory"
 
 # %% [markdown]

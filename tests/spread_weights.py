@@ -60,7 +60,7 @@ def tensors():
     }
 
 
-def asked(model, whole=True):
+def quantities(model, whole=True):
     """The loss's gradient in the weights, and an example's energies, channels and hops."""
     x, y = model.example(jnp.asarray(WINDOW), jnp.full(8, 1 / 8))
     batch = x[None], jax.tree.map(lambda leaf: leaf[None], y)
@@ -83,7 +83,7 @@ def compared(model, expected, mesh, whole):
     everywhere = NamedSharding(mesh, PartitionSpec())
     arrays, static = eqx.partition(model, eqx.is_array)
     job = jax.jit(
-        lambda arrays: asked(eqx.combine(arrays, static), whole), out_shardings=everywhere
+        lambda arrays: quantities(eqx.combine(arrays, static), whole), out_shardings=everywhere
     )
     leaves = jax.tree.leaves(job(arrays))
     assert len(leaves) == len(expected) - (0 if whole else 3)
@@ -116,7 +116,7 @@ def over_eight(folder):
     """Spread over eight devices, and beside examples; the numbers of one device are saved."""
     publishers.write(Path(folder), CONFIG, tensors())
     alone = models.load(folder, "float64")
-    one = jax.tree.leaves(eqx.filter_jit(asked)(alone))
+    one = jax.tree.leaves(eqx.filter_jit(quantities)(alone))
     np.savez(Path(folder) / "one.npz", *one)
     # Four groups of keys go over four devices; over eight each has them all.
     mesh = mesh_of((2, 4), "data", "model")

@@ -63,7 +63,7 @@ def the_suspect_is_gone(names, _):
     texts = {document.title: document.text for document in names["documents"]}
     read = "".join(names["without"].context.tokens)
     gone = [title for title, text in texts.items() if text not in read]
-    assert gone == [names["suspect"].name] == [names["answered"].parts[0].name]
+    assert gone == [names["suspect"].name] == [names["answer"].parts[0].name]
 
 
 HELD = {

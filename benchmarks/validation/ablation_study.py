@@ -197,12 +197,12 @@ def _chunks(
     model: CausalLM, lengths: Sequence[int], sizes: Sequence[int]
 ) -> list[tuple[list[int], int]]:
     """Which rows go together, and the size that they are padded to."""
-    known = sorted({*sizes, context_size(model, max(lengths))})
-    if not all(model.same_rope(size, length) for size in known for length in lengths):
-        known = sorted(set(lengths))
-    groups: dict[int, list[int]] = {size: [] for size in known}
+    padded_sizes = sorted({*sizes, context_size(model, max(lengths))})
+    if not all(model.same_rope(size, length) for size in padded_sizes for length in lengths):
+        padded_sizes = sorted(set(lengths))
+    groups: dict[int, list[int]] = {size: [] for size in padded_sizes}
     for row, length in enumerate(lengths):
-        groups[next(size for size in known if size >= length)].append(row)
+        groups[next(size for size in padded_sizes if size >= length)].append(row)
     chunks = []
     for size, rows in groups.items():
         count = max(1, TOKENS[jax.default_backend() == "cpu"] // size)
@@ -227,8 +227,8 @@ def context_size(model: CausalLM, length: int) -> int:
     (16, 20)
     """
     learned = None if model.positions is None else model.positions.shape[0]
-    known = [most for most in (learned, model.trained) if most is not None]
-    size = max(length, min([-(-length // STEP) * STEP, *known]))
+    limits = [most for most in (learned, model.trained) if most is not None]
+    size = max(length, min([-(-length // STEP) * STEP, *limits]))
     return size if model.same_rope(size, length) else length
 
 

@@ -155,8 +155,8 @@ def _scores_table(kinds: Mapping[str, Record]) -> str:
         )
         for name in names
     ]
-    shown = [(name, cost, *cells) for (name, *cells), cost in zip(rows, costs, strict=True)]
-    return markdown_table(("datamodeling score", "passes", *kinds), shown)
+    table_rows = [(name, cost, *cells) for (name, *cells), cost in zip(rows, costs, strict=True)]
+    return markdown_table(("datamodeling score", "passes", *kinds), table_rows)
 
 
 def _score_cell(record: Record, name: str) -> str:

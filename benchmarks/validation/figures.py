@@ -37,10 +37,10 @@ def accuracy_by_place(arms: Mapping[str, Record], title: str) -> Figure:
 
     Lines are means over seeds; bands are two standard errors to either side.
     """
-    shown = [name for name in arms if name not in (PLAIN, LONG)]
-    figure, panels = _panels(len(shown), title)
+    panel_names = [name for name in arms if name not in (PLAIN, LONG)]
+    figure, panels = _panels(len(panel_names), title)
     plain = np.array(arms[PLAIN]["accuracy"])
-    for axes, name in zip(panels, shown, strict=False):
+    for axes, name in zip(panels, panel_names, strict=False):
         after = np.array(arms[name]["accuracy"])[-1]
         parts = {"before": plain[0], "plain training": plain[-1], "the arm": after}
         for index, (label, values) in enumerate(parts.items()):
@@ -71,7 +71,7 @@ def influence_by_record(settings: Mapping[str, Record], title: str) -> Figure:
 def hybrid_beside_attention(networks: Mapping[str, Record], title: str) -> Figure:
     """Draw accuracy and influence by record of networks that differ in how their layers read."""
     figure, panels = _panels(3, title)
-    shown = (
+    values_of_panels = (
         ("accuracy (share)", lambda record: record["accuracy"]),
         *(
             (f"influence, margin (1 = uniform),\n{when}", of)
@@ -81,7 +81,7 @@ def hybrid_beside_attention(networks: Mapping[str, Record], title: str) -> Figur
             )
         ),
     )
-    for axes, (words, of) in zip(panels, shown, strict=True):
+    for axes, (words, of) in zip(panels, values_of_panels, strict=True):
         for index, (name, record) in enumerate(networks.items()):
             _band(axes, np.array(of(record)), name, index)
         axes.set_title(words, fontsize=8)

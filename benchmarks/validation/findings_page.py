@@ -61,8 +61,8 @@ def findings_page(results: Record, figures: Sequence[str] = ()) -> str:
 
 def lay_out(parts: Sequence[str], figures: Sequence[str]) -> str:
     """Return a page of these paragraphs, with its figures at the end."""
-    shown = [f"![{name}]({name})" for name in figures]
-    return "\n\n".join([*parts, *shown]) + "\n"
+    pictures = [f"![{name}]({name})" for name in figures]
+    return "\n\n".join([*parts, *pictures]) + "\n"
 
 
 def command_words(options: str = "") -> str:

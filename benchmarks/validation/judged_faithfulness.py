@@ -204,10 +204,10 @@ def _cost(name: str, setting: FaithfulnessSetting, parts: int) -> Cost:
     """What an attribution takes for one prompt, beside the answer itself."""
     if name in (*IN_WORDS, MASK):
         return Cost(1, 1)
-    known = {PATH: Cost(setting.steps, setting.steps), LEAVE_ONE_OUT: Cost(parts)}
-    known |= {ROLLOUT: Cost(1), AT2: Cost(1)}  # of AT2 when it was learnt
-    if name in known:
-        return known[name]
+    costs = {PATH: Cost(setting.steps, setting.steps), LEAVE_ONE_OUT: Cost(parts)}
+    costs |= {ROLLOUT: Cost(1), AT2: Cost(1)}  # of AT2 when it was learnt
+    if name in costs:
+        return costs[name]
     number = int(name.rpartition(" ")[2]) if " on " in name else 0
     return Cost(number, number if name.startswith("mask-path") else 0)
 

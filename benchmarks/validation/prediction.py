@@ -213,11 +213,11 @@ def predict(records: RecordScores) -> list[Prediction]:
 def _prediction(
     attribution: str, of: str, score: str, correlations: Float[np.ndarray, " seeds"]
 ) -> Prediction:
-    known = correlations[~np.isnan(correlations)]
+    finite = correlations[~np.isnan(correlations)]
     nothing = Interval(*np.full((3,), np.nan))
-    interval = bootstrap_interval(known) if len(known) else nothing
+    interval = bootstrap_interval(finite) if len(finite) else nothing
     return Prediction(
-        attribution, of, score, correlations, interval, len(correlations) - len(known)
+        attribution, of, score, correlations, interval, len(correlations) - len(finite)
     )
 
 

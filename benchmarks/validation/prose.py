@@ -46,14 +46,14 @@ def prose_prompt(seed: int, place: int, sentences: tuple[int, int] = (10, 20)) -
     pieces = [(TASK, False)]
     gold = 0
     part = 0
-    said = move_record(facts.documents, facts.gold, place)
+    documents = move_record(facts.documents, facts.gold, place)
     for number, name in enumerate(rng.choice(names, DOCUMENTS, replace=False).tolist()):
         there = sentences_of(name)
         count = int(rng.integers(fewest, min(most, len(there)) + 1))
         start = int(rng.integers(len(there) - count + 1))
         document = list(there[start : start + count])
         at = int(rng.integers(count + 1))
-        document.insert(at, " ".join(said[number]))
+        document.insert(at, " ".join(documents[number]))
         gold = part + 1 + at if number == place else gold
         part += 1 + len(document)
         pieces += [("\n", False), (f"[{number + 1}] {_title(name)}:", True)]

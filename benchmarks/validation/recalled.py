@@ -271,8 +271,8 @@ def _judge(
             logits = model.logits(ids)[y.positions]
             return (logits.argmax(axis=1) == y.targets).astype(logits.dtype)
 
-        found = jax.vmap(right)(ids, y)
-        return by_place(found.ravel(), gold.ravel(), pairs), _risk(model, test)
+        right_by_example = jax.vmap(right)(ids, y)
+        return by_place(right_by_example.ravel(), gold.ravel(), pairs), _risk(model, test)
 
     return eqx.filter_vmap(judge_model)(models)
 

@@ -143,7 +143,7 @@ def _gains_table(results: Record, length: str) -> str:
                 continue
             accuracy = np.array(arm[length]["accuracy"][stage])
             entropy = np.mean(arm[length]["cross_entropy"][stage])
-            shown = gains if name != PLAIN else gains[:1]
+            gains_of_stage = gains if name != PLAIN else gains[:1]
             rows.append(
                 (
                     name if stage else BEFORE,
@@ -152,8 +152,8 @@ def _gains_table(results: Record, length: str) -> str:
                     f"{accuracy.mean():.3f}",
                     f"{in_the_middle(accuracy).mean():.3f}",
                     digits(entropy),
-                    *(_gain_cell(each.get(steps)) for each in shown),
-                    *([""] * (3 - len(shown))),
+                    *(_gain_cell(each.get(steps)) for each in gains_of_stage),
+                    *([""] * (3 - len(gains_of_stage))),
                 )
             )
     return markdown_table(head, rows)

@@ -36,8 +36,8 @@ def shares_by_context(contexts: Sequence[Context], energies: Sequence[np.ndarray
     scores = []
     for context, energy in zip(contexts, energies, strict=True):
         total = energy.sum() or 1
-        held = {part: float(energy[at].sum() / total) for part, at in iterate_parts(context)}
-        scores.append(held)
+        shares = {part: float(energy[at].sum() / total) for part, at in iterate_parts(context)}
+        scores.append(shares)
     return scores_by_context(contexts, scores)
 
 

@@ -42,10 +42,10 @@ def sum_by_text(
     return by_text
 
 
-def most_in_words(held: Mapping[str, float]) -> str:
+def most_in_words(values_by_text: Mapping[str, float]) -> str:
     """Name the tokens that hold most, each with its share of what all hold."""
-    total = sum(held.values()) or 1
-    most = sorted(held.items(), key=lambda pair: -pair[1])[:MOST]
+    total = sum(values_by_text.values()) or 1
+    most = sorted(values_by_text.items(), key=lambda pair: -pair[1])[:MOST]
     texts_and_shares = [
         (in_text(text).replace("\n", ""), percent(part / total)) for text, part in most
     ]

@@ -370,10 +370,10 @@ def _sharded(folder: Path) -> dict[str, Path]:
     got = f"{WHOLE} beside {INDEX}, which does not name it"
     cure = "Move one of them away."
     require_in("folder", not beside, f"{got}, in {folder}", "one of the two", cure)
-    held = {file: set(_names(folder / file)) for file in sorted(set(weight_map.values()))}
-    stated = {file: {n for n, f in weight_map.items() if f == file} for file in held}
-    for file in held:
-        for name in sorted(held[file] ^ stated[file]):
+    names_by_file = {file: set(_names(folder / file)) for file in sorted(set(weight_map.values()))}
+    stated = {file: {n for n, f in weight_map.items() if f == file} for file in names_by_file}
+    for file in names_by_file:
+        for name in sorted(names_by_file[file] ^ stated[file]):
             got = f"{name} in one of index and {file}"
             cure = "Download both anew: they must be of one download."
             require_in(INDEX, False, got, "the same tensors in both", cure)

@@ -251,8 +251,8 @@ def _is_scale(name: str, names: Mapping[str, Any], four_bits: bool) -> bool:
     match = OF_INPUTS.fullmatch(name)
     stems = [f"{match[1]}weight"] if match else []
     stems += [name.removesuffix(end) for end in (*SCALE, FACTOR, DIVISOR) if name.endswith(end)]
-    held = any(stem in names or stem + PACKED in names for stem in stems)
-    return held or OF_CACHES.fullmatch(name) is not None
+    has_matrix = any(stem in names or stem + PACKED in names for stem in stems)
+    return has_matrix or OF_CACHES.fullmatch(name) is not None
 
 
 def dequantise_fp8(

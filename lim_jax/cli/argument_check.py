@@ -100,15 +100,15 @@ def _option_values(argument: Argument, rest: Sequence[str], *, literal: bool) ->
     if argument.kind is bool:
         return []
     most = len(rest) if get_origin(argument.kind) is tuple else 1
-    taken = []
+    values = []
     for number, token in enumerate(rest[:most]):
         if FLAG.match(token) and not (literal and number == 0):
             break
-        taken.append(token)
-    return taken
+        values.append(token)
+    return values
 
 
-def _require_values(name: str, argument: Argument, taken: Sequence[str]) -> None:
+def _require_values(name: str, argument: Argument, values: Sequence[str]) -> None:
     """Raise a `Refusal` if an option lacks its value, or if a value is of another type."""
     flag = argument.usage.partition(" ")[0]
     kinds = _kinds(argument.kind)
@@ -117,9 +117,9 @@ def _require_values(name: str, argument: Argument, taken: Sequence[str]) -> None
     expected = f"one of {', '.join(choices)}" if choices else number or "a value"
     if argument.kind is bool:
         return
-    if not taken and get_origin(argument.kind) is not tuple:
+    if not values and get_origin(argument.kind) is not tuple:
         raise _refusal(name, flag, "has no value", f"pass {expected} after it")
-    for value in taken:
+    for value in values:
         if not any(_fits(kind, value) for kind in kinds):
             raise _refusal(name, f"{flag} {value}", "is not accepted", f"pass {expected}", choices)
 

@@ -232,13 +232,13 @@ def _layout(
     )
     turns: list[dict[str, Any]] = []
     layout = _Layout([], {"messages": turns}, set())
-    taken = {document.name for document in documents}
+    names = {document.name for document in documents}
     for number, message in enumerate(messages):
         role = message["role"]
         text = content_text(message.get("content"))
         asks = before is not None and number == users[-1]
         name = f"{role} {number + 1}"
-        while name in taken:
+        while name in names:
             name += " (message)"
         pieces = [*(before or () if asks else ()), (text or "", QUESTION if asks else name)]
         # Where nothing is said beside a call, a template is to see that it is nothing.

@@ -139,12 +139,12 @@ def test_columns_are_pushed_and_pulled_as_their_blocks():
     x, covector, moved = (random_states(seed, LENGTH, WIDTH) for seed in (2, 5, 6))
 
     @jax.jit
-    def found(attention, j):
+    def compute(attention, j):
         factors = lim.adjoint.kernel_factors(attention, x, grid)
         pushed = factors.push_column(j, moved[0])
         return factors.column(j), pushed, factors.pull_column(j, covector)
 
-    blocks, pushed, pulled = map(np.asarray, found(attention, 2))
+    blocks, pushed, pulled = map(np.asarray, compute(attention, 2))
     np.testing.assert_allclose(pushed, blocks @ np.asarray(moved)[0], rtol=1e-12, atol=1e-13)
     expected = np.einsum("iab,ia->ib", blocks, np.asarray(covector))
     np.testing.assert_allclose(pulled, expected, rtol=1e-12, atol=1e-13)

@@ -114,7 +114,7 @@ def test_the_cones_bounds_are_honest():
 
     @jax.jit
     @jax.vmap
-    def found(strength, covectors, first):
+    def compute(strength, covectors, first):
         scored = eqx.tree_at(lambda a: a.query, layers, strength * jax.device_put(layers.query))
         flow = lim.ResidualFlow(scored, horizon=1.7, profile=lambda time: 0.5 + time)
         states = jnp.stack([first, jnp.broadcast_to(left.astype(float), first.shape)], axis=2)
@@ -131,7 +131,7 @@ def test_the_cones_bounds_are_honest():
     covectors = generator.uniform(0.9, 1.1, (30, 2, 9))
     covectors[::5] -= 1
     first = generator.uniform(0.8, 1.2, (30, 2, 9))
-    cones = jax.tree.map(np.asarray, found(*map(jax.device_put, (strengths, covectors, first))))
+    cones = jax.tree.map(np.asarray, compute(*map(jax.device_put, (strengths, covectors, first))))
     verdicts = set()
     for index in range(30):
         cone = jax.tree.map(lambda leaf: jax.device_put(leaf[index]), cones)  # noqa: B023

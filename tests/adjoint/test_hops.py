@@ -226,7 +226,7 @@ def test_hops_of_causal_averaging_are_binomial(make_grid):
     rates = np.array([0.4, 1.0, 0.7, 1.3, 0.2, 0.9])
 
     @jax.jit
-    def found(rates):
+    def compute(rates):
         flow = lim.ResidualFlow(Averaging(rates), 2.0)
         loss = lambda x, y: lim.inner(x, y, grid)  # noqa: E731
         return attention_hops(flow, loss, (x, terminal), grid, highest)[0]
@@ -236,6 +236,6 @@ def test_hops_of_causal_averaging_are_binomial(make_grid):
         coefficients = np.poly(-each / 3)  # elementary symmetric polynomials, eps = 2/6
         terms = [c * power for c, power in zip(coefficients, powers, strict=True)]
         expected = [*terms[:highest], sum(terms[highest:])]
-        np.testing.assert_allclose(found(each), expected, rtol=1e-11, atol=1e-13)
+        np.testing.assert_allclose(compute(each), expected, rtol=1e-11, atol=1e-13)
     binomial = np.array([1, 6, 15, 20, 15, 6, 1]) / 3.0 ** np.arange(7)
     np.testing.assert_allclose(np.poly(-np.ones(depth) / 3), binomial, rtol=1e-12)

@@ -77,7 +77,7 @@ def split_adjoint(flow):
 
 
 @cache
-def found():
+def adjoint_of_flow():
     return jax.tree.map(np.asarray, split_adjoint(FLOW))
 
 
@@ -97,14 +97,16 @@ def expected():
 @pytest.mark.slow
 def test_layers_of_several_kinds_are_a_loop_over_them():
     state, gradient, _ = expected()
-    np.testing.assert_allclose(found()["channels"].states[-1], state, atol=1e-13)
-    np.testing.assert_allclose(found()["channels"].covectors[0], LENGTH * gradient, atol=1e-12)
+    np.testing.assert_allclose(adjoint_of_flow()["channels"].states[-1], state, atol=1e-13)
+    np.testing.assert_allclose(
+        adjoint_of_flow()["channels"].covectors[0], LENGTH * gradient, atol=1e-12
+    )
 
 
 @pytest.mark.slow
 def test_hops_and_heads_sum_to_the_channels():
-    parts = found()
-    cone = found()["channels"].cone_by_depth
+    parts = adjoint_of_flow()
+    cone = adjoint_of_flow()["channels"].cone_by_depth
     np.testing.assert_allclose(parts["hops"].sum(axis=1), parts["channels"].covectors, atol=1e-12)
     np.testing.assert_allclose(parts["heads"].sum(axis=1), cone, atol=1e-12)
     assert parts["heads"].shape[:2] == (3, 6)  # two heads of attention, and four of Mamba-2
@@ -113,7 +115,7 @@ def test_hops_and_heads_sum_to_the_channels():
 
 @pytest.mark.slow
 def test_a_mask_gradient_is_the_loss_by_log_weights():
-    by_head = found()["mask"] / LENGTH
+    by_head = adjoint_of_flow()["mask"] / LENGTH
     assert by_head.shape == (3, 6, LENGTH) and np.abs(by_head[0]).max(axis=1).all()
     np.testing.assert_allclose(by_head.sum(axis=(0, 1)), expected()[2], atol=1e-13)
 
@@ -123,7 +125,7 @@ def test_layers_that_are_fetched_give_the_numbers_of_those_in_memory():
     jax.tree.map(
         lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-13),
         eqx.filter_jit(adjoint.channels)(fetched(), loss, (X, Y), GRID),
-        found()["channels"],
+        adjoint_of_flow()["channels"],
     )
 
 
@@ -159,7 +161,7 @@ def test_a_token_more_is_that_of_the_whole_context():
 
     assert has_kv_cache(FLOW) and not has_kv_cache(replace(FLOW, step=heun))
     states, after = last_states(FLOW, X, jnp.array(3))
-    whole = found()["channels"].states[-1]
+    whole = adjoint_of_flow()["channels"].states[-1]
     np.testing.assert_allclose(states[:3], whole[:3], atol=1e-12)
     np.testing.assert_allclose(after, whole[3:5], atol=1e-12)
     with pytest.raises(ValueError, match="expected one context whose tokens weigh the same"):

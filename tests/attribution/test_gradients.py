@@ -42,7 +42,7 @@ def on_device(*arrays):
 
 
 @pytest.fixture(scope="module")
-def found():
+def by_loss():
     """Both attributions of the linear and of the quadratic loss, by one program."""
 
     @jax.jit
@@ -58,16 +58,16 @@ def found():
     return jax.tree.map(np.asarray, attributions(*on_device(SLOPE, QUADRATIC, X, BASELINE)))
 
 
-def test_of_a_linear_loss_both_attributions_are_its_terms(found):
+def test_of_a_linear_loss_both_attributions_are_its_terms(by_loss):
     expected = {
         "gradient times input": 2 * (SLOPE * X).sum(axis=1),
         "integrated": 2 * (SLOPE * (X - BASELINE)).sum(axis=1),
     }
     for name, values in expected.items():
-        np.testing.assert_allclose(found["linear"][name], values, rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(by_loss["linear"][name], values, rtol=1e-12, atol=1e-13)
 
 
-def test_of_a_quadratic_loss_they_are_its_gradients_where_they_look(found):
+def test_of_a_quadratic_loss_they_are_its_gradients_where_they_look(by_loss):
     """At the input, and halfway to the baseline."""
 
     def gradient(x):
@@ -79,7 +79,7 @@ def test_of_a_quadratic_loss_they_are_its_gradients_where_they_look(found):
         "integrated": ((X - BASELINE) * gradient(halfway)).sum(axis=1),
     }
     for name, values in expected.items():
-        np.testing.assert_allclose(found["quadratic"][name], values, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(by_loss["quadratic"][name], values, rtol=1e-12, atol=1e-12)
 
 
 def test_integrated_gradients_sum_to_what_the_loss_gains_at_order_two():

@@ -40,7 +40,7 @@ def network():
     return byte_network(LENGTH, heads=HEADS, depth=DEPTH, seed=3)
 
 
-def asked(network, method, **how) -> Any:
+def ask_model(network, method, **how) -> Any:
     answered = lim.ask(
         LanguageModel(network), "Who?", ["Up.", "Dn 2."], answer="It", method=method, **how
     )
@@ -94,7 +94,7 @@ def mask_gradient(network):
 @pytest.mark.parametrize("parts", ["answer", "token"])
 def test_a_mask_gradient_is_taken_where_documents_weigh_a_fifth(network, mask_gradient, parts):
     """A document reads itself as before, the question weighs one, the first token has no score."""
-    answered = asked(network, "mask-gradient", parts=parts)
+    answered = ask_model(network, "mask-gradient", parts=parts)
     np.testing.assert_allclose(answered.tokens, mask_gradient, rtol=1e-9, atol=1e-13)
     assert answered.tokens[0] == 0
     by_name = {part.name: part.score for part in answered.parts}
@@ -106,7 +106,7 @@ def test_a_mask_gradient_is_taken_where_documents_weigh_a_fifth(network, mask_gr
 @pytest.mark.slow
 def test_each_token_of_the_answer_counts_by_its_own_weight(network, mask_gradient):
     """The loss is the mean over three tokens, and the rows of parts sum to the answer's."""
-    rows = scores_of_answer_parts(asked(network, "mask-gradient", parts="token"))
+    rows = scores_of_answer_parts(ask_model(network, "mask-gradient", parts="token"))
     at = np.where(INSIDE, np.log(0.2), 0)
     places = np.flatnonzero(CONTEXT.weights)
     assert len(rows) == len(places) == 3
@@ -152,7 +152,7 @@ def path(network):
 @pytest.mark.parametrize("parts", ["answer", "token"])
 def test_a_path_integrates_mask_gradients_of_documents_alone(network, path, parts):
     """Positions outside documents come in no path, and so have no score by it."""
-    answered = asked(network, "mask-path", parts=parts)
+    answered = ask_model(network, "mask-path", parts=parts)
     np.testing.assert_allclose(answered.tokens, path, atol=1e-3 * np.abs(path).max())
     assert np.abs(path[INSIDE]).min() > 0
     assert not scores_of_answer_parts(answered)[:, ~INSIDE].any()
@@ -166,7 +166,7 @@ def test_documents_give_the_loss_without_them_less_that_of_the_whole(network, me
     expected = loss_where_documents_weigh(network, 1e-3) - loss_where_documents_weigh(network, 1)
     assert abs(expected) > 1e-3
     for parts in ("answer", "token"):
-        total_effect = asked(network, method, parts=parts).total_effect
+        total_effect = ask_model(network, method, parts=parts).total_effect
         np.testing.assert_allclose(total_effect, expected, rtol=1e-9)
 
 

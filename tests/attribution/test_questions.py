@@ -37,11 +37,11 @@ def network():
 def ask(network):
     """Ask the network, and have it answer "It" where nothing else is said."""
 
-    def asked(method, *, network=network, answer="It", **how) -> Any:
+    def ask_network(method, *, network=network, answer="It", **how) -> Any:
         model = LanguageModel(network)
         return lim.ask(model, QUESTION, DOCUMENTS, answer=answer, method=method, **how)
 
-    return asked
+    return ask_network
 
 
 def rows_of_answer_parts(answered):

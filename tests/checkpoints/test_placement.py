@@ -37,7 +37,7 @@ def folder_of(name, folder):
 
 
 @eqx.filter_jit
-def asked(model, ids):
+def logits_and_gradients(model, ids):
     """Logits, the loss, and its gradient in the embedded ids, of one way through the network."""
     queries = models.Targets(jnp.roll(ids, -1), jnp.full(ids.shape, 1 / ids.size))
     grid = token_grid(ids.size, model.embedding.dtype)
@@ -52,7 +52,12 @@ def asked(model, ids):
 
 logits = eqx.filter_jit(lambda model, ids: model.logits(ids))
 # A biased head, a tied one and layers that see differently; learned places, a normed embedding.
-NETWORKS = {"gptj": asked, "gemma3_text": asked, "gpt2": logits, "bloom": logits}
+NETWORKS = {
+    "gptj": logits_and_gradients,
+    "gemma3_text": logits_and_gradients,
+    "gpt2": logits,
+    "bloom": logits,
+}
 
 
 @pytest.mark.slow
@@ -306,8 +311,8 @@ def test_over_an_axis_of_contexts_attention_goes_in_a_ring(folder):
     assert attention.attend == RingAttention(mesh, "context")
     for one, other in zip(jax.tree.leaves(spread), jax.tree.leaves(whole), strict=True):
         np.testing.assert_array_equal(one, other)
-    expected = eqx.filter_jit(asked)(whole, WINDOW)
-    for one, other in zip(asked(spread, WINDOW), expected, strict=True):
+    expected = eqx.filter_jit(logits_and_gradients)(whole, WINDOW)
+    for one, other in zip(logits_and_gradients(spread, WINDOW), expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
 
 

@@ -32,7 +32,7 @@ def model():
 
 
 @cache
-def found():
+def contexts_and_adjoints():
     """The contexts' ids, what is asked of them, and their adjoints."""
     targets = targets_of_windows(model(), WINDOWS, teacher_forcing(LENGTH))
     loss = models.CausalLM.loss
@@ -58,9 +58,9 @@ def dense():
         blocks = LENGTH * formed_blocks(layer.attention, state, grid)
         after = state + network.flow.horizon / LAYERS * layer.attention(state, state, grid)
         _, pull = jax.vjp(lambda x: layer.sublayers[1](x, x, grid), after)
-        met = ledger.covectors[DEPTH + 1]
-        met = met + network.flow.horizon / LAYERS * pull(met)[0]
-        return ledger.covectors, blocks, met
+        attention_input = ledger.covectors[DEPTH + 1]
+        attention_input = attention_input + network.flow.horizon / LAYERS * pull(attention_input)[0]
+        return ledger.covectors, blocks, attention_input
 
     return tuple(map(np.asarray, jax.jit(lambda rows: jax.lax.map(one, rows))(WINDOWS)))
 
@@ -70,7 +70,7 @@ def test_the_covectors_bound_the_layers_amplification_from_below():
     covectors, _, _ = dense()
     moved = np.linalg.norm(covectors[:, :-1] - covectors[:, 1:], axis=(2, 3))
     ratios = moved / np.linalg.norm(covectors[:, 1:], axis=(2, 3))
-    ids, _, adjoints = found()
+    ids, _, adjoints = contexts_and_adjoints()
     below = np.asarray(certificates._products_from_below(adjoints.growths, DEPTH))
     for layers in range(LAYERS - DEPTH):
         expected = np.prod(1 + ratios[:, DEPTH + layers :], axis=1) - 1
@@ -82,7 +82,7 @@ def test_the_covectors_bound_the_layers_amplification_from_below():
 @pytest.mark.slow
 def test_the_first_tokens_contributions_are_those_of_dense_blocks():
     _, blocks, covectors = dense()
-    states, met = found()[-1].attention_input
+    states, met = contexts_and_adjoints()[-1].attention_input
     np.testing.assert_allclose(met, covectors, rtol=1e-10, atol=1e-14)
     parts = np.einsum("nixa,nix->nia", blocks[:, :, 0], covectors)
     expected = np.einsum("nia,nja->ij", parts, parts).min() / COUNT
@@ -95,7 +95,7 @@ def test_the_first_tokens_contributions_are_those_of_dense_blocks():
 def test_where_a_criterion_cannot_hold_its_dear_numbers_are_left_out(monkeypatch):
     """The verdict, why, and what was measured are those of all numbers."""
     loss = models.CausalLM.terminal_loss
-    ids, asked, adjoints = found()
+    ids, asked, adjoints = contexts_and_adjoints()
     of_contexts = adjoints, REGIONS, DEPTH
     survival = certificates.survival_of_recency(model(), ids, *of_contexts, KEY, "all")
     inputs = model(), (ids, asked), *of_contexts, loss
@@ -174,12 +174,12 @@ def of_lengths():
 def alone():
     """Each of these contexts' own adjoint, which `test_account` holds to gradients."""
     targets = targets_of_windows(model(), OF_LENGTHS, THEIR_QUERIES)
-    found = []
+    parts = []
     for at, window in enumerate(OF_LENGTHS):
         ids = jnp.asarray(window[:-1])
         asks = jax.tree.map(lambda leaf, at=at: leaf[at], targets)
-        found.append(parts_of_ids(model(), ids, asks, 0, models.CausalLM.loss))
-    return found
+        parts.append(parts_of_ids(model(), ids, asks, 0, models.CausalLM.loss))
+    return parts
 
 
 def energies_alone(alone):

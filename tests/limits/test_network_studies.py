@@ -269,7 +269,7 @@ def test_a_field_with_turning_keys_and_a_gated_network_converges():
 
 
 @pytest.fixture(scope="module")
-def found():
+def study_of_average():
     """The field of one average of p: p/2, and (p + 1/L)/2 on tokens."""
     quantities = {
         "state": Quantity(state, 1, lambda n: 0.51 / n, source="eq:mine"),
@@ -282,23 +282,27 @@ def found():
     )
 
 
-def test_orders_and_bounds_are_those_that_were_passed(found):
+def test_orders_and_bounds_are_those_that_were_passed(study_of_average):
     errors = 0.5 / np.array(SIZES)
-    for row in found:
+    for row in study_of_average:
         np.testing.assert_allclose(row.study.errors, errors, rtol=1e-9)
-    assert [row.study.holds for row in found] == [True, None, False]
-    assert [row.agrees for row in found] == [True, False, False] and not found.agree
-    lines = str(found).splitlines()
+    assert [row.study.holds for row in study_of_average] == [True, None, False]
+    assert [row.agrees for row in study_of_average] == [
+        True,
+        False,
+        False,
+    ] and not study_of_average.agree
+    lines = str(study_of_average).splitlines()
     assert lines[1].split() == ["state", "1.00", "1.00", "1.00", "±", "0.00", "holds", "0.5"] + [
-        f"{found[0].study.reference_error:.1e}"
+        f"{study_of_average[0].study.reference_error:.1e}"
     ]
     assert lines[2].endswith("DIFFERS") and "2.00" in lines[2]
     assert "BROKEN" in lines[3] and lines[3].split()[1:3] == ["–", "–"]
     assert len(lines) == 4  # no reasons
 
 
-def test_the_numbers_of_a_study_are_written_as_csv(found, tmp_path):
-    text = found.to_csv(tmp_path / "study.csv")
+def test_the_numbers_of_a_study_are_written_as_csv(study_of_average, tmp_path):
+    text = study_of_average.to_csv(tmp_path / "study.csv")
     assert (tmp_path / "study.csv").read_text(encoding="utf-8") == text
     rows = list(csv.DictReader(io.StringIO(text)))
     assert len(rows) == 3 * len(SIZES)

@@ -32,7 +32,7 @@ def model(family, tmp_path_factory):
     return models.load(write(folder, CONFIGS[family]), dtype="float64")
 
 
-def asked(case):
+def contrast_of_case(case):
     return contrast(*map(jax.device_put, case), dtype="float64")
 
 
@@ -54,7 +54,7 @@ def log_probability(family, prompt, ids):
 def test_the_loss_is_the_log_odds_of_the_foil(family, model, case):
     prompt, answer, foil = case
     expected = log_probability(family, prompt, foil) - log_probability(family, prompt, answer)
-    loss = loss_of(model, jax.device_put(prompt), asked(case))
+    loss = loss_of(model, jax.device_put(prompt), contrast_of_case(case))
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     # Of logits of one's own the same, by the formula alone.
     both = [logits(CONFIGS[family], np.concatenate([prompt, one[:-1]])) for one in (answer, foil)]
@@ -67,7 +67,9 @@ def test_the_loss_is_the_log_odds_of_the_foil(family, model, case):
 
 def test_weights_of_one_over_the_number_of_tokens_make_means(family, model):
     prompt, answer, foil = CASES[1]
-    y = asked(CASES[1])._replace(answer_weights=jnp.full(2, 1 / 2), foil_weights=jnp.full(3, 1 / 3))
+    y = contrast_of_case(CASES[1])._replace(
+        answer_weights=jnp.full(2, 1 / 2), foil_weights=jnp.full(3, 1 / 3)
+    )
     expected = (
         log_probability(family, prompt, foil) / 3 - log_probability(family, prompt, answer) / 2
     )
@@ -106,7 +108,9 @@ def test_energies_are_those_of_both_passes_on_the_prompts_own_grid(model):
     model = longer(model)
     case = CASES[1]
     window = jax.device_put(np.append(case[0], 0))
-    (energy,) = models.energies_of_ids(model, [window], ask=[asked(case)], loss=contrast_loss)
+    (energy,) = models.energies_of_ids(
+        model, [window], ask=[contrast_of_case(case)], loss=contrast_loss
+    )
     expected = np.asarray(squares_by_two_passes(model, *case)) * len(case[0]) ** 2
     np.testing.assert_allclose(energy, expected, rtol=1e-9)
 
@@ -121,11 +125,13 @@ def test_what_contrasts_nothing_is_refused(model):
     x = model.embed(prompt)
     with pytest.raises(ValueError, match="y: got Targets, expected an instance of Contrast"):
         contrast_loss(model, x, Targets(answer, jnp.array([0.5, 0.5])))  # pyright: ignore
-    short = asked(CASES[1])._replace(answer_weights=jnp.ones(3))
+    short = contrast_of_case(CASES[1])._replace(answer_weights=jnp.ones(3))
     with pytest.raises(ValueError, match=r"weights: got shape \(3,\), expected \(2,\)"):
         contrast_loss(model, x, short)
     with pytest.raises(ValueError, match="ask: got a contrast after 5 ids, expected after 4"):
-        models.energies_of_ids(model, [prompt], ask=[asked(CASES[1])], loss=contrast_loss)
+        models.energies_of_ids(
+            model, [prompt], ask=[contrast_of_case(CASES[1])], loss=contrast_loss
+        )
 
 
 @pytest.mark.usefixtures("as_users_run")

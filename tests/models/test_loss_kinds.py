@@ -24,7 +24,7 @@ FOIL = " a"
 PLACES = np.arange(len(PROMPT) - 1, len(PROMPT + ANSWER) - 1)  # which have the answer's bytes next
 
 
-def asked(name):
+def context_of_loss(name):
     foil = FOIL if LOSSES[name].needs_foil else ""
     return tokenize_context(RenderedPrompt(PROMPT), ANSWER, loss=name, foil=foil)
 
@@ -58,7 +58,7 @@ def test_each_loss_is_its_formula_and_its_terminal_after_the_network():
     model = byte_network(16)
     examples = {}
     for name, kind in LOSSES.items():
-        context = asked(name)
+        context = context_of_loss(name)
         assert (context.contrast is None) == kind.one_pass
         given: Any = context.window[1:], context.weights
         y = context.contrast or Targets(*given)
@@ -99,7 +99,7 @@ def test_a_loss_is_added_by_an_entry_alone(monkeypatch):
 
     monkeypatch.setitem(LOSSES, "triple", LossKind("thrice", triple, first, needs_answer=True))
     model = byte_network(16)
-    context = asked("triple")
+    context = context_of_loss("triple")
     assert context.weights.nonzero()[0].tolist() == [PLACES[0]]
     measured = measure(model, [context], "triple")  # pyright: ignore
     (plain,) = models.energies_of_ids(
@@ -118,7 +118,7 @@ def test_a_loss_is_added_by_an_entry_alone(monkeypatch):
 @pytest.mark.usefixtures("as_users_run")
 def test_a_loss_of_no_name_or_of_two_passes_is_refused():
     model = byte_network(16)
-    context = asked("margin")
+    context = context_of_loss("margin")
     with pytest.raises(ValueError, match=r'loss: got .margins., expected "next-token" or'):
         loss_kind("margins")
     for on_page in (0, 1):

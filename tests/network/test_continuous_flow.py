@@ -261,11 +261,11 @@ def derivatives_of_the_recursion():
         squared_end(lim.ResidualFlow(CONSTANT_LAYERS, step=step)) for step in (lim.euler, heun)
     )
 
-    def found(x):
+    def compute(x):
         nestings = {name: transform(loss)(x) for name, transform in (FIRST | SECOND).items()}
         return nestings, {"grad": jax.grad(second)(x)}
 
-    return eqx.filter_jit(found)(random_states(0, 3, 2))
+    return eqx.filter_jit(compute)(random_states(0, 3, 2))
 
 
 @pytest.mark.slow

@@ -163,14 +163,14 @@ def test_chunks_are_a_loop_over_tokens_of_packed_rows_whose_tokens_weigh_otherwi
     grid = lim.token_grid(LENGTH)
 
     @eqx.filter_jit
-    def found(field, x, context, starts, log_weights):
+    def compute(field, x, context, starts, log_weights):
         begun = replace(grid.starting(starts), log_weights=log_weights)
         return field(x, context, begun)
 
     for starts, weights in ((STARTS, log_weights), (0 * STARTS, 0 * log_weights)):
-        given = found(field, x, context, jnp.asarray(starts), jnp.asarray(weights))
+        features = compute(field, x, context, jnp.asarray(starts), jnp.asarray(weights))
         expected = by_tokens(field, x, context, starts, np.exp(weights))
-        np.testing.assert_allclose(given, expected, rtol=1e-11, atol=1e-12)
+        np.testing.assert_allclose(features, expected, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -259,13 +259,13 @@ def test_rows_that_follow_go_on_from_the_memory_of_those_that_count(name):
     x = random_states(4, 21, WIDTH)
 
     @jax.jit
-    def found(field, x):
-        given, memory = field.advance(x[:19], jnp.array(17))  # two rows fill up
+    def compute(field, x):
+        features, memory = field.advance(x[:19], jnp.array(17))  # two rows fill up
         following, _ = field.advance(x[17:], jnp.array(4), memory)
-        return jnp.concatenate([given[:17], following]), field(x, x, lim.token_grid(21))
+        return jnp.concatenate([features[:17], following]), field(x, x, lim.token_grid(21))
 
-    given, expected = found(field, x)
-    np.testing.assert_allclose(given, expected, rtol=1e-11, atol=1e-12)
+    features, expected = compute(field, x)
+    np.testing.assert_allclose(features, expected, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["delta", "mamba", "lightning", "kimi"])

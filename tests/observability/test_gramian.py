@@ -225,7 +225,7 @@ def settings_gramians():
     some = jnp.asarray(SOME)
 
     @jax.jit
-    def found(steps):
+    def compute(steps):
         return {
             "forward": gramians(0.5, "forward"),
             "reverse": gramians(0.5, "reverse"),
@@ -234,7 +234,7 @@ def settings_gramians():
             "some reverse": gramians(0.5, "reverse", positions=some),
         }
 
-    return lambda steps: jax.tree.map(np.asarray, found(np.array(steps)))
+    return lambda steps: jax.tree.map(np.asarray, compute(np.array(steps)))
 
 
 @pytest.fixture(scope="module")
@@ -277,19 +277,19 @@ def test_probes_estimate_traces_and_orthogonal_ones_give_them(exact_gramians):
     steps = jax.device_put(np.array([0.5, 0.2, 1.0]))
 
     @jax.jit
-    def found(x):
+    def compute(x):
         exact = 2 * jnp.linalg.qr(jax.random.normal(jax.random.key(0), (4, 4)))[0]
         own = jax.random.normal(jax.random.key(1), (4000, 2, 4))
         draws = probed_observability(observations, x, 0.5, own, jnp.asarray(SOME))
         weighted = probed_observability(observations, x, steps, exact).mean(axis=0)
-        given = probed_observability(observations, x, 0.5, exact)
-        return given, probes.sample_mean(draws), weighted
+        traces_of_probes = probed_observability(observations, x, 0.5, exact)
+        return traces_of_probes, probes.sample_mean(draws), weighted
 
-    given, sampled, weighted = jax.tree.map(np.asarray, found(x))
+    traces_of_probes, sampled, weighted = jax.tree.map(np.asarray, compute(x))
     unequal = np.trace(settings_gramians()(steps)["weighted"], axis1=1, axis2=2)
     np.testing.assert_allclose(weighted, unequal, rtol=1e-10)
     traces = np.trace(exact_gramians, axis1=1, axis2=2)
-    np.testing.assert_allclose(given.mean(axis=0), traces, rtol=1e-10)
+    np.testing.assert_allclose(traces_of_probes.mean(axis=0), traces, rtol=1e-10)
     assert (np.abs(sampled.value - traces[SOME]) < 4 * sampled.error).all()
 
 
@@ -365,12 +365,12 @@ def test_gramians_of_normalised_networks_are_blind_to_a_shift():
         return jax.vmap(norm)(selected(x))
 
     @jax.jit
-    def found(x):
+    def compute(x):
         of_states = observability_gramians(selected, x, 0.5)
         gramians = observability_gramians(normalised, x, 0.5)
         return of_states, condition_numbers(of_states), gramians
 
-    of_states, whole, gramians = map(np.asarray, found(random_states(2, 6, 4)))
+    of_states, whole, gramians = map(np.asarray, compute(random_states(2, 6, 4)))
     # Through a norm of the final token no shift is seen; by a selector, that of this token is.
     np.testing.assert_allclose(gramians.sum(axis=2), 0, atol=1e-12)
     np.testing.assert_allclose(of_states[:-1].sum(axis=2), 0, atol=1e-12)

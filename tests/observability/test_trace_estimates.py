@@ -80,11 +80,11 @@ def test_penalties_weigh_unequal_cells():
 
 def test_on_section_4s_gramians_signs_have_a_thousandth_of_the_bias():
     @jax.jit
-    def found():
+    def compute():
         gramians = gate_gramians(jnp.zeros(paper.simulation.LENGTH))
         return gramians, trace_penalty(gramian_traces(gramians), paper.simulation.GRID)
 
-    gramians, penalty = map(np.asarray, found())
+    gramians, penalty = map(np.asarray, compute())
     covariances = [probed_covariance(gramians, 1, signs=signs) for signs in (False, True)]
     biases = [penalty_bias(jax.device_put(c), paper.simulation.GRID) for c in covariances]
     gaussian, rademacher = np.asarray(biases) / penalty

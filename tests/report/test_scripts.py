@@ -19,7 +19,7 @@ ALTERING = ("unigrams", "unigrams over spaces", "pieces of words", "GGUF, qwen2"
 
 
 @pytest.fixture(scope="module", params=TOKENIZERS)
-def asked(request):
+def tokenized_answer(request):
     """The name of a tokenizer, and an answer with its documents as it reads them."""
     tokenizer = TOKENIZERS[request.param]()
     prompt = document_prompt(DOCUMENTS, QUESTION)
@@ -34,8 +34,8 @@ def shown(element, of_class):
 
 
 @pytest.mark.parametrize("parts", ["sentence", "token"])
-def test_the_pages_texts_are_the_documents(asked, parts):
-    name, context, tokenizer = asked
+def test_the_pages_texts_are_the_documents(tokenized_answer, parts):
+    name, context, tokenizer = tokenized_answer
     answer = answer_segments(context, tokenizer, parts)
     scores = scores_by_token(answer, [], np.zeros((len(answer), context.length)))
     page = Read(sources_page(scores, context, question=QUESTION, how="drawn"))
@@ -61,9 +61,9 @@ def test_the_pages_texts_are_the_documents(asked, parts):
 
 
 @pytest.mark.parametrize("parts", get_args(DocumentParts))
-def test_parts_of_documents_are_the_documents(asked, parts):
+def test_parts_of_documents_are_the_documents(tokenized_answer, parts):
     """In every cut: each token is in one part, and the parts' texts are the document's."""
-    _, context, _ = asked
+    _, context, _ = tokenized_answer
     segments = document_segments(context, parts)
     for span, text in zip(context.spans, TEXTS, strict=False):
         parts_of_document = [segment for segment in segments if segment.within == span.name]

@@ -258,8 +258,8 @@ def test_a_stopped_gradient_is_zero():
         return objective(jax.lax.stop_gradient(params))
 
     _, stopped = value_and_gradient(stopped, params)
-    _, found, _ = objectives_derivatives(params, params)
-    assert dot(stopped, stopped) == 0 and dot(found, found) > 1e-6
+    _, unstopped, _ = objectives_derivatives(params, params)
+    assert dot(stopped, stopped) == 0 and dot(unstopped, unstopped) > 1e-6
 
 
 def test_an_average_of_energies_is_balanced_and_handed_on():
@@ -273,13 +273,13 @@ def test_an_average_of_energies_is_balanced_and_handed_on():
         return risk(params) + 2.0 * (GRID.weights @ (density - 1) ** 2 / 2), energy
 
     @jax.jit
-    def found(params):
+    def compute(params):
         ours = risk_and_penalty(
             example_loss, params, (X, Y), GRID, EXACT, previous=previous, memory=0.75
         )
         return ours, jax.value_and_grad(nested, has_aux=True)(params)
 
-    (values, gradients, energy), ((expected, mean), slope) = found(params)
+    (values, gradients, energy), ((expected, mean), slope) = compute(params)
     np.testing.assert_allclose(values.risk + 2 * values.penalty, expected, rtol=1e-12)
     np.testing.assert_allclose(energy, mean, rtol=1e-12)
     np.testing.assert_allclose(gradients.risk + 2 * gradients.penalty, slope, rtol=1e-10)
@@ -377,8 +377,8 @@ def trace_objective():
 def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians(trace_objective):
     # `eq:observability-balanced-training-objective`.
     exact = trace_objective
-    found = jax.jit(jax.value_and_grad(of_algorithm_3, has_aux=True))(attentive())
-    (value, traces), gradient = found
+    values_and_gradient = jax.jit(jax.value_and_grad(of_algorithm_3, has_aux=True))(attentive())
+    (value, traces), gradient = values_and_gradient
     np.testing.assert_allclose(value, exact.value, rtol=1e-11)
     np.testing.assert_allclose(traces, exact.traces, rtol=1e-10)
     scale = np.sqrt(dot(exact.gradient, exact.gradient))
@@ -390,11 +390,11 @@ def test_algorithm_3_with_exact_probes_is_the_trace_penalty_of_the_gramians(trac
 @pytest.mark.slow
 def test_algorithm_3_averages_the_traces_of_some_positions_over_steps(trace_objective):
     @jax.jit
-    def found(params):
+    def compute(params):
         previous = jax.device_put(np.ones(2))
         return of_algorithm_3(params, positions=SOME, previous=previous, memory=0.25)
 
-    value, averaged = found(attentive())
+    value, averaged = compute(attentive())
     averages = 0.25 + 0.75 * trace_objective.traces[np.asarray(SOME)]
     np.testing.assert_allclose(averaged, averages, rtol=1e-10)
     weights = np.asarray(GRID.weights)[np.asarray(SOME)]
@@ -405,10 +405,10 @@ def test_algorithm_3_averages_the_traces_of_some_positions_over_steps(trace_obje
 @pytest.mark.slow
 def test_algorithm_3_takes_the_weighted_variance_of_positions_that_stand_for_all(trace_objective):
     @jax.jit
-    def found(params):
+    def compute(params):
         return of_algorithm_3(params, positions=SOME, weights=jax.device_put(np.array([0.7, 0.5])))
 
-    value, traces = found(attentive())
+    value, traces = compute(attentive())
     some = trace_objective.traces[np.asarray(SOME)]
     np.testing.assert_allclose(traces, some, rtol=1e-10)
     centre = (0.7 * some[0] + 0.5 * some[1]) / 1.2
@@ -496,7 +496,7 @@ def test_injected_traces_average_over_training_steps():
     noise = random_states(6, BATCH, 1, *jax.eval_shape(observations, params, X[0]).shape)
 
     @jax.jit
-    def found(params):
+    def compute(params):
         """And one number for a step that is an array of even ones."""
 
         def objective(step: Any = 0.5, **options):
@@ -515,7 +515,7 @@ def test_injected_traces_average_over_training_steps():
         later = objective(previous=jnp.arange(6.0), memory=0.25)
         return objective()[1], objective(jnp.full(2, 0.5))[1], later, risk(params)
 
-    fresh, even, (value, averaged), loss = jax.tree.map(np.asarray, found(params))
+    fresh, even, (value, averaged), loss = jax.tree.map(np.asarray, compute(params))
     np.testing.assert_allclose(fresh, even, rtol=1e-13)
     np.testing.assert_allclose(averaged, 0.25 * np.arange(6.0) + 0.75 * fresh, rtol=1e-12)
     weights = np.asarray(GRID.weights)

@@ -168,13 +168,13 @@ def test_pooled_by_regions_the_penalty_is_of_what_lim_compares():
     regions = lim.boundary_regions(GRID, 0.3).without([1, 5])
 
     @jax.jit
-    def found(params):
+    def compute(params):
         between_regions = Penalty(epsilon=0.0, pools=regions.weights)
         penalty = influence_penalty(margin, params, BATCH_OF_BOTH, GRID, between_regions)
         influence = lim.influence(margin, params, BATCH_OF_BOTH, GRID, regions)
         return penalty, influence.regional_averages
 
-    penalty, averages = map(np.asarray, found(PARAMS))
+    penalty, averages = map(np.asarray, compute(PARAMS))
     sizes = np.asarray(regions.weights).sum(axis=1)
     density = averages * sizes.sum()
     np.testing.assert_allclose(penalty, sizes @ (density - 1) ** 2 / sizes.sum() / 2, rtol=1e-12)

@@ -79,7 +79,7 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(model, checkpoint):
+def explained_prompts(model, checkpoint):
     return explain_prompts(model, None, SETTING, checkpoint=checkpoint)[0]
 
 
@@ -124,9 +124,9 @@ def log_probability(model, ids, said):
 
 
 @pytest.mark.slow
-def test_drops_are_those_of_texts_that_are_read_again(model, found):
+def test_drops_are_those_of_texts_that_are_read_again(model, explained_prompts):
     prompt = prompt_of(5)
-    one = found[5]
+    one = explained_prompts[5]
     said = said_after(model, ids_of(prompt.text))
     assert one.tokens == len(said) and one.length == len(prompt.text)
     assert one.right == (prompt.answer.strip() in bytes(said.tolist()).decode("latin1"))
@@ -203,7 +203,9 @@ def by_record(values, places):
 
 
 @pytest.mark.slow
-def test_what_reads_the_whole_text_is_of_the_unpadded_context(model, found, unpadded, attention):
+def test_what_reads_the_whole_text_is_of_the_unpadded_context(
+    model, explained_prompts, unpadded, attention
+):
     ids, places, y = unpadded
 
     @eqx.filter_jit
@@ -219,7 +221,7 @@ def test_what_reads_the_whole_text_is_of_the_unpadded_context(model, found, unpa
     x, start, along, margin = jax.tree.map(np.asarray, measured(model, ids))
     gradients = (along[0], margin)
     path = along[1:]
-    scores = dict(zip(NAMES, found[5].scores, strict=True))
+    scores = dict(zip(NAMES, explained_prompts[5].scores, strict=True))
     energies = [by_record((gradient**2).sum(axis=1), places) for gradient in gradients]
     product = by_record((x * gradients[0]).sum(axis=1), places)
     along = by_record(((x - start) * path.mean(axis=0)).sum(axis=1), places)
@@ -247,7 +249,7 @@ def test_what_reads_the_whole_text_is_of_the_unpadded_context(model, found, unpa
 
 @pytest.mark.slow
 def test_the_mask_gradient_is_the_difference_of_the_answer_at_two_weights_of_a_part(
-    model, found, unpadded
+    model, explained_prompts, unpadded
 ):
     """Central differences in a part's log weight, of the answer's sums over its tokens."""
     ids, places, y = unpadded
@@ -273,7 +275,7 @@ def test_the_mask_gradient_is_the_difference_of_the_answer_at_two_weights_of_a_p
         above, below = np.split(np.asarray(losses(model, *jax.device_put((rows, labels)))), 2)
         return -len(y.targets) * (above - below).T / (2 * step)
 
-    scores = dict(zip(NAMES, found[5].scores, strict=True))
+    scores = dict(zip(NAMES, explained_prompts[5].scores, strict=True))
     for own, ending in ((False, ""), (True, ", own")):
         weighed = slopes(np.log(0.2), own)
         path = -lowest / 2 * (slopes(nodes[0], own) + slopes(nodes[1], own))
@@ -288,17 +290,17 @@ def test_the_mask_gradient_is_the_difference_of_the_answer_at_two_weights_of_a_p
 
 
 @pytest.fixture(scope="module")
-def learnt(model, found, tmp_path_factory):
+def learnt(model, explained_prompts, tmp_path_factory):
     """The run with AT2's scores, from how much it was learnt, and the folder of its checkpoint."""
     folder = tmp_path_factory.mktemp("heads")
-    run = Run(SETTING, found, {"ablations": [1.0, 2]})
+    run = Run(SETTING, explained_prompts, {"ablations": [1.0, 2]})
     runs, about = learn_heads(model, None, {"some of": run}, folder=folder)
     return runs["some of"], about, folder
 
 
 @pytest.mark.slow
 def test_heads_are_learnt_on_one_half_and_judged_on_the_other(
-    model, found, learnt, unpadded, attention
+    model, explained_prompts, learnt, unpadded, attention
 ):
     run, about, folder = learnt
     lines = (folder / "heads_of_some_of.jsonl").read_text().splitlines()[1:4]
@@ -309,10 +311,10 @@ def test_heads_are_learnt_on_one_half_and_judged_on_the_other(
     expected = np.stack([by_record(row, places) for row in rows], axis=1)
     np.testing.assert_allclose(read[5], expected, rtol=6e-4)
     # Of six prompts of two kinds the first half are 0 and 4, and 1 and 5.
-    halves = [[(read[n], found[n]) for n in numbers] for numbers in ((0, 4), (1, 5))]
+    halves = [[(read[n], explained_prompts[n]) for n in numbers] for numbers in ((0, 4), (1, 5))]
     weights, strength = weights_of_heads(halves)
     assert about == {"prompts": 4, "ablations": 28, "heads": len(rows), "strength": strength}
-    for number, (one, before) in enumerate(zip(run.prompts, found, strict=True)):
+    for number, (one, before) in enumerate(zip(run.prompts, explained_prompts, strict=True)):
         scores = read[number] @ weights
         np.testing.assert_array_equal(one.scores, [*before.scores, scores])
         np.testing.assert_array_equal(one.drops[:-1], before.drops)
@@ -326,12 +328,14 @@ def test_heads_are_learnt_on_one_half_and_judged_on_the_other(
             value = log_probability(model, left, said_after(model, ids))
             np.testing.assert_allclose(drop, one.log_probability - value, rtol=1e-7, atol=1e-9)
     # Answers of each length compile a program of their own, whose first call has no seconds.
-    compiled = len({one.tokens for one in found})
+    compiled = len({explained_prompt.tokens for explained_prompt in explained_prompts})
     assert list(run.seconds) == ["ablations", AT2] and run.seconds[AT2][1] == 6 - compiled
 
 
 @pytest.mark.slow
-def test_heads_are_read_once_and_drops_of_other_weights_anew(model, found, learnt, monkeypatch):
+def test_heads_are_read_once_and_drops_of_other_weights_anew(
+    model, explained_prompts, learnt, monkeypatch
+):
     run, _, folder = learnt
     read = []
     whole = learnt_heads.Ablated
@@ -342,19 +346,22 @@ def test_heads_are_read_once_and_drops_of_other_weights_anew(model, found, learn
 
     monkeypatch.setattr(learnt_heads, "Ablated", counting)
 
-    def again(found):
-        given = {"some of": Run(SETTING, found, {})}
+    def again(explained_prompts):
+        given = {"some of": Run(SETTING, explained_prompts, {})}
         return learn_heads(model, None, given, folder=folder)[0]["some of"]
 
-    for ours, theirs in zip(again(found).prompts, run.prompts, strict=True):
+    for ours, theirs in zip(again(explained_prompts).prompts, run.prompts, strict=True):
         np.testing.assert_array_equal(ours.scores, theirs.scores)
         np.testing.assert_array_equal(ours.drops, theirs.drops)
     assert not read
     # Of fewer prompts others rank highest, and without them the two that are judged are read.
-    opposite = [one._replace(values=one.values[::-1]) for one in found[:4]]
+    opposite = [
+        explained_prompt._replace(values=explained_prompt.values[::-1])
+        for explained_prompt in explained_prompts[:4]
+    ]
     assert len(again(opposite).prompts) == 4 and read == [2]
     with pytest.raises(ValueError, match="runs: got answers .* from the model's own, expected"):
-        again([*found[:2], *found[4:], *found[2:4]])
+        again([*explained_prompts[:2], *explained_prompts[4:], *explained_prompts[2:4]])
 
 
 def heads_example(attention, weights, shift=0.0):
@@ -390,19 +397,26 @@ def test_kinds_of_prompts_and_prompts_weigh_the_same_whatever_their_numbers():
 
 
 @pytest.mark.slow
-def test_every_field_is_of_every_prompt_and_chance_is_not_the_ablations(found):
-    assert len(found) == 6
-    for one in found:
-        assert one.scores.shape == (len(NAMES), RECORDS) and one.drops.shape == (len(NAMES), 3)
-        assert one.kept.shape == (7, RECORDS) and one.values.shape == (7,)
-        back = explained_of(json.loads(json.dumps(one.record())))
-        np.testing.assert_allclose(back.scores, one.scores, rtol=1e-6)
-        for ours, theirs in zip(back._replace(scores=0), one._replace(scores=0), strict=True):
+def test_every_field_is_of_every_prompt_and_chance_is_not_the_ablations(explained_prompts):
+    assert len(explained_prompts) == 6
+    for explained_prompt in explained_prompts:
+        assert explained_prompt.scores.shape == (
+            len(NAMES),
+            RECORDS,
+        ) and explained_prompt.drops.shape == (len(NAMES), 3)
+        assert explained_prompt.kept.shape == (7, RECORDS) and explained_prompt.values.shape == (7,)
+        back = explained_of(json.loads(json.dumps(explained_prompt.record())))
+        np.testing.assert_allclose(back.scores, explained_prompt.scores, rtol=1e-6)
+        for ours, theirs in zip(
+            back._replace(scores=0), explained_prompt._replace(scores=0), strict=True
+        ):
             np.testing.assert_array_equal(ours, theirs)
-    chance = np.stack([one.scores[NAMES.index("random")] for one in found])
+    chance = np.stack(
+        [explained_prompt.scores[NAMES.index("random")] for explained_prompt in explained_prompts]
+    )
     assert len(np.unique(chance)) == 6 * RECORDS and (0 <= chance).all() and (chance < 1).all()
     # The largest drop of one record is leave-one-out's, and all five are everything.
-    drops = np.stack([one.drops for one in found])
+    drops = np.stack([explained_prompt.drops for explained_prompt in explained_prompts])
     best = drops[:, NAMES.index("leave-one-out"), 0]
     assert (drops[..., 0] <= best[:, None] + 1e-12).all()
     np.testing.assert_allclose(drops[..., 2], drops[:, :1, 2] + np.zeros((6, len(NAMES))))
@@ -443,7 +457,9 @@ def test_words_that_hold_a_mark_end_an_answer(model):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_and_is_the_beginning_of_a_longer_one(model, found, checkpoint, monkeypatch):
+def test_a_run_goes_on_and_is_the_beginning_of_a_longer_one(
+    model, explained_prompts, checkpoint, monkeypatch
+):
     lines = checkpoint.read_bytes().splitlines(keepends=True)
     assert len(lines) == 4
     checkpoint.write_bytes(b"".join(lines[:3]) + lines[3][:50])
@@ -457,7 +473,7 @@ def test_a_run_goes_on_and_is_the_beginning_of_a_longer_one(model, found, checkp
     monkeypatch.setattr(faithfulness, "_explain", counting)
     again, seconds = explain_prompts(model, None, SETTING, checkpoint=checkpoint)
     assert calls == [[4, 5]]
-    for ours, theirs in zip(again, found, strict=True):
+    for ours, theirs in zip(again, explained_prompts, strict=True):
         np.testing.assert_array_equal(ours.scores, theirs.scores)
     # Of the chunk that was read back only what followed a compilation has seconds.
     assert seconds["ablations"][1] > 0 and seconds["ablations"][0] > 0
@@ -508,7 +524,7 @@ def made_run(setting, seed):
     """Attributions whose scores are the truth with noise: of the ninth variant the least."""
     rng = np.random.default_rng(seed)
     names = [*attributions(setting), AT2]
-    found = []
+    prompts = []
     best = names.index(OURS)
     for number in range(setting.prompts):
         truth = rng.standard_normal(RECORDS)
@@ -517,9 +533,11 @@ def made_run(setting, seed):
         scores = truth + noise[:, None] * rng.standard_normal((len(names), RECORDS))
         drops = rng.standard_normal((len(names), len(setting.taken_out)))
         drops[-1] += 0 if number // 2 % 2 else np.nan  # AT2 was learnt there
-        found.append(Explained(rng.uniform() < 0.5, 2, 90, -1.5, scores, drops, kept, kept @ truth))
+        prompts.append(
+            Explained(rng.uniform() < 0.5, 2, 90, -1.5, scores, drops, kept, kept @ truth)
+        )
     seconds = {"word gradients": [6.0, 3], "mask gradients": [10.0, 2], "ablations": [3.0, 60]}
-    return Run(setting, found, {**seconds, AT2: [7.0, 2]})
+    return Run(setting, prompts, {**seconds, AT2: [7.0, 2]})
 
 
 class Study(NamedTuple):

@@ -192,7 +192,7 @@ def compiled(name):
 
 
 @cache
-def found(name, step=20):
+def gradient_and_memory(name, step=20):
     """An arm's gradient and memory."""
     return compiled(name)(network(), arms()[name].memory, batches(step))
 
@@ -213,7 +213,7 @@ DEFINITIONS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_an_arms_gradient_is_its_definitions(name):
-    assert_same(found(name)[0], DEFINITIONS[name](batches()))
+    assert_same(gradient_and_memory(name)[0], DEFINITIONS[name](batches()))
 
 
 @pytest.mark.slow
@@ -223,7 +223,7 @@ def test_some_probes_of_another_law_are_drawn_anew_and_another_profile_is_aimed_
     anew = draw(SETTING, SETTING.gold_law, key=batches().key)
     risks = risk_slope(batches().training)
     penalty = clipped(made_slope(anew, np.full(3, MIDDLE @ PLACES)), 0.02)
-    ours, rests = (found("probes", step)[0] for step in (20, 21))
+    ours, rests = (gradient_and_memory("probes", step)[0] for step in (20, 21))
     assert_same(ours, plus(risks, penalty))
     assert_same(rests, risks)
 
@@ -253,7 +253,9 @@ def test_influence_is_drawn_to_each_probes_gold_record():
     window[:, -1] = own
     some = some._replace(window=jax.device_put(window))
     penalty = clipped(selective_slope(network(), some), 0.1)
-    assert_same(found("own answers")[0], plus(risk_slope(batches().training), penalty))
+    assert_same(
+        gradient_and_memory("own answers")[0], plus(risk_slope(batches().training), penalty)
+    )
 
 
 @pytest.mark.slow
@@ -270,7 +272,7 @@ def test_evidence_may_be_said_to_stand_elsewhere_and_answers_be_told_beside_it()
     assert norm(slope) > 0.3
     risks = risk_slope(batches().training)
     told = risk_slope(edges, mean_of_first(np.ones(4)))
-    ours, rests = (found("mislabelled", step)[0] for step in (20, 21))
+    ours, rests = (gradient_and_memory("mislabelled", step)[0] for step in (20, 21))
     assert_same(ours, plus(plus(risks, told), clipped(slope, 1.0, 0.3)))
     assert_same(rests, risks)
 
@@ -287,7 +289,7 @@ def test_weights_by_record_move_every_tenth_step():
     of_records = jax.jit(lambda model: record_energies(cross_entropies, model, training))
     energies = np.asarray(of_records(network())).mean(axis=0)
     density = energies / energies.mean()
-    (gradient, moved), (_, kept) = (found("reweighted", step) for step in (20, 21))
+    (gradient, moved), (_, kept) = (gradient_and_memory("reweighted", step) for step in (20, 21))
     raised = np.clip(WEIGHTS * np.exp(0.5 * (1 - density)), 0.1, 8)
     np.testing.assert_allclose(moved, raised / raised.mean(), rtol=1e-6)
     np.testing.assert_array_equal(kept, WEIGHTS)
@@ -296,7 +298,7 @@ def test_weights_by_record_move_every_tenth_step():
 
 @pytest.mark.slow
 def test_the_constraints_multiplier_rises_where_it_is_broken():
-    gradient, multiplier = found("constrained")
+    gradient, multiplier = gradient_and_memory("constrained")
     value, slope = value_and_slope_of_profile(network(), batches().probes)
     assert value > 0.02
     raised = MULTIPLIER + 10 * (float(value) - 0.02)

@@ -87,7 +87,7 @@ def test_a_published_model_is_asked_in_text(monkeypatch, tmp_path):
     arguments = ["--model", str(tmp_path / "small.gguf"), "--prompts", "12", "--records", "3", "4"]
     assert command([*arguments, "--out", str(out)]) == 0
     assert [(setting.records, setting.prompts) for _, _, setting, _ in calls] == [(3, 12), (4, 12)]
-    assert {one[:2] for one in calls} == {("network", "tokenizer")}
+    assert {call[:2] for call in calls} == {("network", "tokenizer")}
     document = json.loads((out / "prompted.json").read_text())
     assert list(document) == ["3 records", "4 records"] and document["3 records"]["prompts"] == 12
     page = (out / "prompted.md").read_text()
