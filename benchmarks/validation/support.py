@@ -11,7 +11,8 @@ does.
 import argparse
 import csv
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -20,14 +21,16 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 from tqdm import tqdm
 
 import lim_jax as lim
 from benchmarks.validation.facts import FACTS, NAMES
+from benchmarks.validation.intervals import Interval
 from benchmarks.validation.prose import sentences_of
 from lim_jax._digest import digest
 from lim_jax._partial_runs import each_once
+from lim_jax.attribution.support import LITTLE, SUPPORTED, UNSUPPORTED, Support
 from lim_jax.models import CausalLM, LanguageModel
 from lim_jax.prompts import Document
 
@@ -35,6 +38,7 @@ KINDS = ("facts", "keys", "prose")
 DOCUMENTS = 5
 TOKENS = 12  # of an own answer, at most
 SENTENCES = 4  # of a document of prose
+COMMON = {"a", "an", "answer", "correct", "i", "in", "is", "of", "s", "that", "the", "to", "was"}
 PLACES = ("Athens", "Berlin", "Cairo", "Delhi", "Lima", "Oslo", "Paris", "Rome", "Tokyo")
 
 
@@ -167,6 +171,17 @@ def states(answer: str, thing: str) -> bool:
     return re.search(rf"(?i)\b{re.escape(thing)}\b", answer) is not None
 
 
+def holds(texts: str, answer: str, question: str) -> bool:
+    """Whether texts hold at least half of an answer's words that its question does not have.
+
+    >>> holds("Ann plays the harp.", "Ben plays the harp.", "Which instrument does Ben play?")
+    True
+    """
+    words = {word.lower() for word in re.findall(r"\w+", answer)}
+    own = words - {word.lower() for word in re.findall(r"\w+", question)} - COMMON
+    return 2 * sum(states(texts, word) for word in own) >= max(1, len(own))
+
+
 @eqx.filter_jit
 def _loss(network: CausalLM, window: Any, weights: Any) -> Any:
     return CausalLM.margin_loss(network, *network.example(window, weights))
@@ -192,7 +207,9 @@ def row_of(
         "contradiction" in statements and states(answered.text, question.wrong)
     )
     given = answered.total_effect
-    assert given is not None  # the mask gradient says it
+    support = answered.support
+    assert given is not None and support is not None  # the mask gradient says it, of no foil
+    texts = " ".join(document.text for document in documents)
     return {
         "kind": kind,
         "seed": seed,
@@ -200,7 +217,9 @@ def row_of(
         "answer": asked,
         "text": answered.text,
         "supported": int(supported),
+        "held": int(supported or holds(texts, answered.text, question.text)),
         "tokens": int(np.count_nonzero(context.weights)),
+        "lost": support.loss,
         "given": given,
         "largest": scores[0],
         "beside the rest": scores[0] - scores[1],
@@ -238,49 +257,63 @@ def auroc(positive: Float[np.ndarray, " n"], negative: Float[np.ndarray, " m"]) 
     return float(np.mean(above + 0.5 * same))
 
 
-def threshold(negative: Float[np.ndarray, " m"]) -> float:
-    """The value that one in twenty unsupported answers exceeds."""
-    return float(np.quantile(negative, 0.95))
+def group_of(row: Mapping[str, Any]) -> str:
+    """Which group of answers a row is of: "stated", "elsewhere" or "absent"."""
+    if int(row["supported"]):
+        return "stated"
+    return "elsewhere" if int(row["held"]) else "absent"
 
 
-def judge_statistic(rows: list[dict[str, Any]], name: str) -> dict[str, float]:
-    """AUROC of a statistic with its interval, and the threshold of one half judged on the other."""
+def judge_statistic(
+    rows: Sequence[Mapping[str, Any]], name: str, below: Collection[str]
+) -> Interval:
+    """How often a statistic of a stated answer is above that of one of the groups `below`.
+
+    With 95 % over questions drawn anew, each with all of its answers, which are alike.
+    """
     value = np.array([float(row[name]) for row in rows])
-    supported = np.array([int(row["supported"]) == 1 for row in rows])
+    groups = np.array([group_of(row) for row in rows])
     questions = np.array([f"{row['kind']} {row['seed']}" for row in rows])
-    names = np.unique(questions)
+    numbers = [np.flatnonzero(questions == question) for question in np.unique(questions)]
+
+    def auroc_of(chosen: Int[np.ndarray, " rows"]) -> float:
+        """Compare the answers of these rows."""
+        stated = groups[chosen] == "stated"
+        others = np.isin(groups[chosen], [*below])
+        return auroc(value[chosen][stated], value[chosen][others])
+
     rng = np.random.default_rng(0)
-
-    def resampled_auroc() -> float:
-        """Of questions drawn anew with replacement, each whole: its answers are alike."""
-        again = np.concatenate(
-            [np.flatnonzero(questions == name) for name in rng.choice(names, names.size)]
+    draws = [
+        auroc_of(
+            np.concatenate([numbers[n] for n in rng.integers(len(numbers), size=len(numbers))])
         )
-        supported_again = supported[again]
-        return auroc(value[again][supported_again], value[again][~supported_again])
+        for _ in range(400)
+    ]
+    low, high = np.nanquantile(draws, [0.025, 0.975])
+    return Interval(np.array(auroc_of(np.arange(len(rows)))), low, high)
 
-    spread = [resampled_auroc() for _ in range(200)]
-    even: Bool[np.ndarray, " rows"] = np.array([int(row["seed"]) % 2 == 0 for row in rows])
-    at = threshold(value[even & ~supported])
-    return {
-        "auroc": auroc(value[supported], value[~supported]),
-        "low": float(np.quantile(spread, 0.025)),
-        "high": float(np.quantile(spread, 0.975)),
-        "threshold": at,
-        "unsupported that pass": float(np.mean(value[~even & ~supported] > at)),
-        "supported that fail": float(np.mean(value[~even & supported] <= at)),
-    }
+
+def verdict_of(row: Mapping[str, Any]) -> str:
+    """Return what `lim.ask` says of the answer of a row."""
+    return Support("", float(row["lost"]), float(row["given"])).verdict
 
 
 # What each statistic is, by its column.
 STATISTICS = {
+    "lost": "what the answer loses where the document of the largest score is taken out",
+    "given": "what all documents give",
     "beside the rest": "the largest document's score less the second's",
     "largest": "the largest document's score",
-    "given": "what all documents give",
     "of the question": "the question's score",
     "log odds": "the answer's log odds with all documents",
     "without documents": "the same with next to nothing of the documents",
 }
+GROUPS = {
+    "stated": "a document states it",
+    "elsewhere": "a document has its words, of something else",
+    "absent": "no document has its words",
+}
+SHORT = ("facts", "keys")  # kinds of documents of one sentence
 PAGE = """\
 # Does a document support the answer?
 
@@ -289,43 +322,86 @@ PAGE = """\
 `python -m benchmarks.validation.support MODEL` asked {model} {rows} times: {draws} questions of
 each of three kinds (a fact of a person in a sentence, a code of a place, a fact at the end of four
 sentences of prose), with the evidence there, without it, with evidence about another instead, and
-beside a document that contradicts it; for its own answer, the right one and a wrong one. An answer
-is supported where a document states it, as {supported} are. Scores are the mask gradient's, in log
-odds on average over the answer's tokens. How often a supported answer has more of a statistic than
-one that is not, with 95 % over questions drawn anew:
+beside a document that contradicts it; for its own answer, the right one and a wrong one. Scores are
+the mask gradient's, in log odds on average over the answer's tokens.
 
-| statistic | AUROC | one in twenty unsupported answers exceeds | supported ones that do not |
+What `lim-jax ask` says, by what the documents hold. Its thresholds were chosen on half of the
+questions, of documents of one sentence; these are the answers to the other half:
+
+| documents | the answer | answers | supported | not clear | no document |
+|---|---|---|---|---|---|
+{verdicts}
+
+How often a statistic of an answer that a document states is above that of one that no document
+states, with 95 % over questions drawn anew:
+
+| statistic | one sentence: where no document has its words | where none states it | prose |
 |---|---|---|---|
-{table}
+{statistics}
 
-The last two columns: the threshold is chosen on the draws of even numbers, and judged on the
-others. Every answer is a row of [support.csv](support.csv).
+Of prose this small model takes next to no notice: an answer that it is made to give does not come
+from the document that states it, and is rightly not said to. A model that copies another code out
+of the documents owes it to them as much as a right one: that a document supports an answer does not
+say that the answer is right. Every answer is a row of [support.csv](support.csv).
 """
 FINDING = """\
-**No one number of a small model's tells it: the best, {best}, puts a supported answer above one
-that is not in {auroc:.0%} of pairs ({low:.0%} to {high:.0%}).** A model that copies another code
-out of the documents owes it to them as much as a right one; and of prose this one often takes no
-notice, so that the evidence gives nothing. These are few questions of one model, and statistics of
-whole answers alone: a direction, on which `lim-jax ask` rests no verdict."""
+**Of answers that no document has, {wrong:.0%} are said to be supported by one; of answers that a
+document of one sentence states, {missed:.0%} are said to have none, and {right:.0%} to have one**
+({count} answers by a small model). `lim-jax ask` takes the document that scores most out of the
+text. Where the answer then loses {supported} of log odds or more, on average over its tokens, the
+document is said to support it; where it loses less than {unsupported}, and all documents together
+give it less than {little}, no document is."""
 
 
-def page_of(rows: list[dict[str, Any]], model: str) -> str:
-    """The page: the finding, and each statistic by how well it tells supported answers."""
-    by_statistic = {name: judge_statistic(rows, name) for name in STATISTICS}
-    best = max(by_statistic, key=lambda name: by_statistic[name]["auroc"])
-    lines = [
-        f"| {words} | {result['auroc']:.2f} ({result['low']:.2f} to {result['high']:.2f}) "
-        f"| {result['threshold']:+.2f} | {result['supported that fail']:.0%} |"
-        for (name, words), result in zip(STATISTICS.items(), by_statistic.values(), strict=True)
+def page_of(rows: Sequence[Mapping[str, Any]], model: str) -> str:
+    """Write the page: what is said of answers of each group, and how well statistics tell them."""
+    odd = [row for row in rows if int(row["seed"]) % 2]
+    counts = {
+        (short, group): Counter(
+            verdict_of(row)
+            for row in odd
+            if (row["kind"] in SHORT) == short and group_of(row) == group
+        )
+        for short in (True, False)
+        for group in GROUPS
+    }
+    names = ("supported", "unclear", "unsupported")
+    verdicts = [
+        f"| {'one sentence' if short else 'prose'} | {GROUPS[group]} | {counted.total()} "
+        f"| {' | '.join(str(counted[name]) for name in names)} |"
+        for (short, group), counted in counts.items()
     ]
+    stated = counts[True, "stated"]
+    absent = counts[True, "absent"] + counts[False, "absent"]
     return PAGE.format(
-        finding=FINDING.format(best=STATISTICS[best], **by_statistic[best]),
+        finding=FINDING.format(
+            wrong=absent["supported"] / absent.total(),
+            missed=stated["unsupported"] / stated.total(),
+            right=stated["supported"] / stated.total(),
+            count=len(odd),
+            supported=SUPPORTED,
+            unsupported=UNSUPPORTED,
+            little=LITTLE,
+        ),
         model=model,
         rows=len(rows),
         draws=len({row["seed"] for row in rows}),
-        supported=sum(int(row["supported"]) for row in rows),
-        table="\n".join(lines),
+        verdicts="\n".join(verdicts),
+        statistics="\n".join(_row_of_statistic(rows, name) for name in STATISTICS),
     )
+
+
+def _row_of_statistic(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    """Return a statistic's row of the page: its words, and three times how well it tells."""
+    short = [row for row in rows if row["kind"] in SHORT]
+    prose = [row for row in rows if row["kind"] not in SHORT]
+    found = [
+        judge_statistic(short, name, ("absent",)),
+        judge_statistic(short, name, ("absent", "elsewhere")),
+        judge_statistic(prose, name, ("absent",)),
+    ]
+    cells = [f"{one.value:.2f} ({one.low:.2f} to {one.high:.2f})" for one in found]
+    return f"| {STATISTICS[name]} | {' | '.join(cells)} |"
 
 
 def rows_of(file: Path) -> list[dict[str, Any]]:

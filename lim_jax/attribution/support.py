@@ -49,7 +49,7 @@ class Support(NamedTuple):
     def finding(self) -> str:
         """What the answer loses without the document, and what others do where that is little."""
         change = "loses" if self.loss >= 0 else "gains"
-        sentence = f"Without it in the text the answer {change} {abs(self.loss):.2f} of log odds"
+        sentence = f"Without “{self.name}” in the text the answer {change} {abs(self.loss):.2f} of log odds"
         if self.verdict != "unsupported":
             return f"{sentence}."
         return (

@@ -37,10 +37,10 @@ def test_a_verdict_follows_from_two_numbers(loss, total_effect, verdict):
 
 def test_little_is_told_beside_what_supported_answers_lose():
     assert Support("guide", 5.19, 4.93).finding == (
-        "Without it in the text the answer loses 5.19 of log odds."
+        "Without “guide” in the text the answer loses 5.19 of log odds."
     )
     assert Support("guide", -0.04, 0.06).finding == (
-        "Without it in the text the answer gains 0.04 of log odds; of answers that a document "
+        "Without “guide” in the text the answer gains 0.04 of log odds; of answers that a document "
         f"states, nineteen in twenty lose {FEW} or more, or all documents together give them "
         f"{LITTLE} or more."
     )

@@ -41,30 +41,57 @@ def test_auroc_counts_pairs_and_halves_of_ties():
 
 
 def made_rows(seeds=8):
-    """Of every question one supported answer at 2 or more and three that are not, below 1."""
+    """Of each question an answer that is stated, one that is elsewhere, and two that no text has.
+
+    What they lose is 2, 0.5, 0.25 and 0 more than a hundredth of the seed.
+    """
     return [
-        {
-            "kind": kind,
-            "seed": seed,
-            "supported": int(n == 0),
-            "given": 2 + seed if n == 0 else n / 4,
-        }
+        {"kind": kind, "seed": seed, "supported": int(n == 0), "held": int(n < 2)}
+        | {"lost": (2.0, 0.5, 0.25, 0.0)[n] + seed / 100, "given": 0.0}
         for seed in range(seeds)
         for kind in support.KINDS
         for n in range(4)
     ]
 
 
-def test_a_threshold_of_one_half_is_judged_on_the_other():
-    judgement = support.judge_statistic(made_rows(), "given")
-    assert judgement["auroc"] == judgement["low"] == judgement["high"] == 1
-    assert judgement["threshold"] == 0.75 and judgement["supported that fail"] == 0
-    low = [
-        row | {"given": 0.0 if row["supported"] and row["seed"] == 3 else row["given"]}
-        for row in made_rows()
+def test_groups_of_answers_are_told_by_what_documents_hold():
+    assert [support.group_of(row) for row in made_rows(1)[:4]] == [
+        "stated",
+        "elsewhere",
+        "absent",
+        "absent",
     ]
-    judgement = support.judge_statistic(low, "given")
-    assert judgement["supported that fail"] == 1 / 4 and judgement["low"] < judgement["auroc"] < 1
+    assert support.holds("Ann plays the harp.", "a harp", "What does Ann play?")
+    assert support.holds("Ann wears a cap.", "Cap and shoes.", "What does Ann wear?"), "one of two"
+    assert not support.holds("Ann plays the harp.", "Ann plays the horn.", "What does Ann play?")
+    assert not support.holds("Ann plays.", "the answer is", "What?"), "nothing of its own"
+
+
+def test_a_statistic_is_compared_between_groups_and_its_interval_holds_it():
+    rows = made_rows()
+    for below in (("absent",), ("absent", "elsewhere")):
+        above = support.judge_statistic(rows, "lost", below)
+        assert above.value == above.low == above.high == 1
+    swapped = [
+        row | {"lost": -1.0} if row["supported"] and row["seed"] < 2 else row for row in rows
+    ]
+    part = support.judge_statistic(swapped, "lost", ("absent",))
+    assert part.value == 0.75 and part.low < 0.75 < part.high
+    second = [row | {"lost": 0.4} if row["supported"] else row for row in rows]
+    assert support.judge_statistic(second, "lost", ("absent",)).value == 1
+    assert support.judge_statistic(second, "lost", ("elsewhere",)).value == 0
+
+
+def test_the_page_counts_verdicts_on_the_other_half_of_the_questions():
+    """Of each kind four seeds are odd; of two kinds documents are of one sentence."""
+    columns = dict.fromkeys(support.STATISTICS, 0.0)
+    page = support.page_of([columns | row for row in made_rows()], "a model")
+    assert "asked a model 96 times: 8 questions" in page
+    assert "| one sentence | a document states it | 8 | 8 | 0 | 0 |" in page
+    assert "| one sentence | no document has its words | 16 | 0 | 4 | 12 |" in page
+    assert "| prose | a document has its words, of something else | 4 | 0 | 4 | 0 |" in page
+    assert "0% are said to be supported by one" in page and "100% to have one**" in page
+    assert "(48 answers by a small model)" in page
 
 
 def test_the_page_is_that_of_its_table():
