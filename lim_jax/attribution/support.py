@@ -48,8 +48,8 @@ class Support(NamedTuple):
     @property
     def finding(self) -> str:
         """What the answer loses without the document, and what others do where that is little."""
-        change = "loses" if self.loss >= 0 else "gains"
-        sentence = f"Without “{self.name}” in the text the answer {change} {abs(self.loss):.2f} of log odds"
+        change = f"{'loses' if self.loss >= 0 else 'gains'} {abs(self.loss):.2f} of log odds"
+        sentence = f"Without “{self.name}” in the text the answer {change}"
         if self.verdict != "unsupported":
             return f"{sentence}."
         return (
