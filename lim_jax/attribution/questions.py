@@ -111,6 +111,9 @@ def ask(
 ) -> Answer:
     """Ask a model a question about documents, and say which of them its answer comes from.
 
+    The document that scores most is also taken out of the text, and the answer read again: what it
+    loses says whether a document supports it (`Answer.support`).
+
     Parameters
     ----------
     model
