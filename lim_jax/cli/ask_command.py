@@ -57,10 +57,12 @@ def ask(
 
     Prints first which document gave most to the answer, and whether it supports it: what the answer
     loses where that document is taken out of the text. Then prints the answer, and what each
-    document, the question and the rest gave. Writes answer.json; matrix.csv, of parts of the answer by parts
-    of the documents; scores.csv where the method scores tokens; and answer.html, where a click on a
-    part of the answer shades the documents by what it came from. For standard errors use lim-jax
-    profile, on several questions or with the documents in several orders.
+    document, the question and the rest gave.
+
+    Writes answer.json; matrix.csv, of parts of the answer by parts of the documents; scores.csv
+    where the method scores tokens; and answer.html, where a click on a part of the answer shades
+    the documents by what it came from. For standard errors use lim-jax profile, on several
+    questions or with the documents in several orders.
 
     Args:
         question: As the model is asked.
