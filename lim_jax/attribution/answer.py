@@ -13,7 +13,7 @@ from lim_jax.attribution.answer_comparison import ComparedAnswers, compare_answe
 from lim_jax.attribution.method import Scores
 from lim_jax.attribution.methods.method_table import METHODS
 from lim_jax.attribution.parts import IN_NO_PART, UNNAMED
-from lim_jax.attribution.support import Support
+from lim_jax.attribution.support import AGAINST, Support
 from lim_jax.attribution.together import Together
 from lim_jax.prompts.contexts import Context
 from lim_jax.results.context_energies import percent
@@ -204,9 +204,9 @@ def answer_finding(
         )
     if top.score <= 0:
         opening = f"No document speaks for “{answer}”; the least against it, “{top.name}”"
-    against = f" Against it speaks “{least.name}” most: {least.score:+.2f}." * (
-        least.score < 0 < top.score
-    )
+    least_against = 0.0 if foil else AGAINST
+    is_against = least.score <= -least_against and least.score < 0 < top.score
+    against = f" Against it speaks “{least.name}” most: {least.score:+.2f}." * is_against
     return (
         f"{opening}: {top.score:+.2f}, with {top.tokens} of {tokens} tokens of documents.{against}"
     )

@@ -17,6 +17,8 @@ PASSES = 2  # of the whole text, and of that without the document
 SUPPORTED = 1.0
 UNSUPPORTED = 0.3
 LITTLE = 1.0
+# Down to minus this, documents score that say nothing of the answer.
+AGAINST = 0.5
 
 
 class Support(NamedTuple):

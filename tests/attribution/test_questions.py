@@ -213,6 +213,9 @@ def test_a_finding_names_what_speaks_against_only_where_another_speaks_for():
         "documents."
     )
     assert "gainst" not in answer_finding(rated(0.25, 0.5), "Wren", signed=True)
+    assert "gainst" not in answer_finding(rated(0.25, -0.49), "Wren", signed=True), "as others do"
+    beside = answer_finding(rated(0.25, -0.1), "Wren", "Owl", signed=True)
+    assert beside.endswith(" Against it speaks “b” most: -0.10.")
     said = answer_finding(rated(0.25, 0.5), "Wren", "Owl", signed=True)
     assert said.startswith("“b” decides most between “Wren” and “Owl”: +0.50")
 
