@@ -10,7 +10,7 @@ import lim_jax as lim
 from lim_jax.attribution import support
 from lim_jax.attribution.answer import AnswerPart, answer_finding
 from lim_jax.attribution.method import Run, Scores
-from lim_jax.attribution.segments import context_segments, whole_answer
+from lim_jax.attribution.segments import answer_segments, context_segments
 from lim_jax.attribution.support import Support, support_of_answer
 from lim_jax.models.language_model import LanguageModel
 
@@ -72,10 +72,11 @@ def test_the_first_sentence_names_a_source_where_there_is_one():
 
 @pytest.mark.slow
 def test_the_document_that_scores_most_is_taken_out_of_the_text():
-    """All of its parts, of the whole answer; and what all documents give is the method's."""
+    """For the whole answer, of whose two tokens each was scored; what all documents give is the
+    method's."""
     model = jax.tree.map(lambda leaf: 3 * leaf, byte_network(64, depth=2, seed=3))
     parts = context_segments(CONTEXT)
-    answer = [whole_answer(CONTEXT)] * 2
+    answer = answer_segments(CONTEXT, None, "token")
     by_part = np.array([[1.0, -2.0, 0.5, 9.0], [-3.0, 4.0, 0.5, 9.0]])  # the last is no document
     scores = Scores(answer, parts, by_part, total_effect=np.array([0.25, 0.5]))
     found = support_of_answer(model, CONTEXT, scores, LOSS, Run())
