@@ -10,15 +10,16 @@ from lim_jax.density.adjoints import Loss
 from lim_jax.models.causal import CausalLM
 from lim_jax.prompts.contexts import Context
 
-# Log odds, on average over an answer's tokens, of `docs/study/support.md`: what one in twenty
-# answers that no document states loses without the document that scores most; and what one in
-# twenty that a document states falls short of in that, and in what all documents give together.
-PASSES = 2  # of the whole text, and of that without the document
+# Log odds, on average over an answer's tokens, of SmolLM2-135M in `docs/study/support.md`. Of
+# answers whose words no document has, one in twenty loses `SUPPORTED` or more without the document
+# that scores most. Of answers that a document of one sentence states, one in twenty loses less than
+# `UNSUPPORTED`, and is given less than `LITTLE` by all documents together. Down to minus `AGAINST`
+# score documents that say nothing of the answer.
 SUPPORTED = 1.0
-UNSUPPORTED = 0.3
+UNSUPPORTED = 0.5
 LITTLE = 1.0
-# Down to minus this, documents score that say nothing of the answer.
 AGAINST = 0.5
+PASSES = 2  # of the whole text, and of that without the document
 
 
 class Support(NamedTuple):
@@ -55,8 +56,8 @@ class Support(NamedTuple):
         if self.verdict != "unsupported":
             return f"{sentence}."
         return (
-            f"{sentence}; of answers that a document states, nineteen in twenty lose "
-            f"{UNSUPPORTED} or more, or all documents together give them {LITTLE} or more."
+            f"{sentence}; of answers that a document of one sentence states, nineteen in twenty "
+            f"lose {UNSUPPORTED} or more, or all documents together give them {LITTLE} or more."
         )
 
     def record(self) -> dict[str, Any]:

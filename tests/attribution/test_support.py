@@ -41,8 +41,8 @@ def test_little_is_told_beside_what_supported_answers_lose():
     )
     assert Support("guide", -0.04, 0.06).finding == (
         "Without “guide” in the text the answer gains 0.04 of log odds; of answers that a document "
-        f"states, nineteen in twenty lose {FEW} or more, or all documents together give them "
-        f"{LITTLE} or more."
+        f"of one sentence states, nineteen in twenty lose {FEW} or more, or all documents together "
+        f"give them {LITTLE} or more."
     )
 
 
