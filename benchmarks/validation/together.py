@@ -140,21 +140,26 @@ That one of two suffices is said where the answer loses {least} of log odds or m
 and less than a quarter of that without either; that both are needed, where it loses more than three
 quarters of it without either. Every answer is a row of [together.csv](together.csv).
 """
+FINDING = """\
+**Where two documents state the evidence, it is said in {copy} of cases that one suffices;
+where each holds a half, in {halves} that both are needed;
+where one states it, rightly nothing in {one}.**
+A small model that guesses the one half needs only the other."""
 KIND_WORDS = {"copy": "two state it", "halves": "each holds a half", "one": "one states it"}
 
 
 def page_of(rows: Sequence[dict[str, Any]], model: str) -> str:
     """Write the page: how often it is said rightly, and what is said of each kind."""
     lines = []
-    rights = []
+    rights = {}
     for kind, words in KIND_WORDS.items():
         said = [row["said"] for row in rows if row["kind"] == kind]
         counts = [said.count(name) for name in (SUFFICES, NEEDED, NOTHING, "other")]
         right = bootstrap_interval(np.array([name == KINDS[kind] for name in said], float))
-        rights.append(f"{words}: {right.value:.0%} ({right.low:.0%} to {right.high:.0%})")
+        rights[kind] = f"{right.value:.0%} ({right.low:.0%} to {right.high:.0%})"
         lines.append(f"| {words} | {len(said)} | {' | '.join(map(str, counts))} |")
     return PAGE.format(
-        finding=f"**Said rightly, by what documents hold: {'; '.join(rights)}.**",
+        finding=FINDING.format(**rights),
         model=model,
         rows=len(rows),
         table="\n".join(lines),

@@ -342,5 +342,5 @@ def test_methods_say_their_cost():
         "rollout": 1,
         "leave-one-out": 11,
         "ablations": 64,
-        "informed": 16,
+        "informed": 24,
     }

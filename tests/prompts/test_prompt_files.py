@@ -500,7 +500,7 @@ def test_a_text_that_no_model_reads_is_refused_at_once(tmp_path, monkeypatch, le
     folder.mkdir()
     (folder / "short.txt").write_text("abc")
     (folder / "long.txt").write_text("a" * 11)
-    refused = r"long.txt of 11 bytes, expected a text of at most 10 letters\. Cut out"
+    refused = r"long.txt of 11 bytes, expected a text of at most 10 letters\. Cut the file down"
     for path in (folder, folder / "long.txt"):
         with pytest.raises(ValueError, match=f"documents: got {path.parent.parent}.*{refused}"):
             read_documents(path)

@@ -1,7 +1,10 @@
 """The study of documents together: its questions, what counts as right, and its page."""
 
+import csv
+
 import numpy as np
 import pytest
+from reference.as_users import ROOT
 from reference.networks import byte_network
 
 from benchmarks.validation import together
@@ -41,8 +44,17 @@ def test_the_page_counts_what_is_said():
     page = together.page_of(rows, "a model")
     assert "| two state it | 2 | 1 | 0 | 1 | 0 |" in page
     assert "| each holds a half | 1 | 0 | 0 | 0 | 1 |" in page
-    assert "two state it: 50% (0% to 100%); each holds a half: 0% (0% to 0%)" in page
-    assert "one states it: 100% (100% to 100%)" in page and "asked a model 6 questions" in page
+    text = " ".join(page.split())
+    assert "it is said in 50% (0% to 100%) of cases that one suffices" in text
+    assert "in 0% (0% to 0%) that both are needed" in text
+    assert "rightly nothing in 100% (100% to 100%)" in text and "a model 6 questions" in text
+
+
+def test_the_page_of_together_is_that_of_its_table():
+    folder = ROOT / "docs" / "study"
+    with (folder / "together.csv").open(newline="", encoding="utf-8") as file:
+        page = together.page_of(list(csv.DictReader(file)), "SmolLM2-135M-Instruct.Q4_1")
+    assert (folder / "together.md").read_text(encoding="utf-8") == page
 
 
 @pytest.mark.slow
