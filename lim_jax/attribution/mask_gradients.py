@@ -66,10 +66,10 @@ def mask_gradients(
     return np.where(numbers != SINK, columns.T[: len(answer)], 0)
 
 
-def effects_of_documents(
+def losses_at_ends(
     model: CausalLM, context: Context, answer: Sequence[Segment], loss: Loss, run: Run
-) -> Float[np.ndarray, " answer"]:
-    """Return by how much each part's loss falls as all documents come in from next to nothing."""
+) -> Float[np.ndarray, "2 answer"]:
+    """Return each part's loss with next to nothing of all documents, and with the whole of them."""
     rows = jax.device_put(answer_rows(model, context, answer, loss))
     (ends,) = scores_of_ids(
         jax.tree_util.Partial(_losses_at_ends, rows),
@@ -80,7 +80,7 @@ def effects_of_documents(
         parts=[document_numbers(context)],
         **run_options("all documents", run),
     )
-    return ends[0] - ends[1]
+    return ends
 
 
 def with_documents_at(

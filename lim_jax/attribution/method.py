@@ -79,6 +79,9 @@ class Scores(NamedTuple):
     errors
         The standard deviation of each score after what the method read, NaN where it does not say
         it; None of methods that have no errors.
+    losses
+        The loss of each part of the answer on the whole context, of methods that read it; None
+        else.
     together
         What the answer loses without sets of the documents that matter most, of methods that read
         it; None else.
@@ -91,6 +94,7 @@ class Scores(NamedTuple):
     total_effect: Float[np.ndarray, " answer"] | None = None
     note: str = ""
     errors: Float[np.ndarray, "answer parts"] | None = None
+    losses: Float[np.ndarray, " answer"] | None = None
     together: Together | None = None
 
     @property

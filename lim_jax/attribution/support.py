@@ -19,7 +19,7 @@ SUPPORTED = 1.0
 UNSUPPORTED = 0.5
 LITTLE = 1.0
 AGAINST = 0.5
-PASSES = 2  # of the whole text, and of that without the document
+PASSES = 1  # of the text without the document; the whole is read by most methods
 
 
 class Support(NamedTuple):
@@ -77,7 +77,11 @@ def support_of_answer(
     by_part = scores.by_part.sum(axis=0)
     name, *_ = most_telling(scores.parts, by_part, scores.documents.tolist())
     masks = masks_without_sets(scores.parts, [name])
+    if scores.losses is not None:
+        masks = masks[1:]  # the whole was read
     answer = [whole_answer(context)]
-    whole, without = losses_without(model, context, answer, scores.parts, masks, loss, run)[:, 0]
+    losses = losses_without(model, context, answer, scores.parts, masks, loss, run)[:, 0]
+    whole = losses[0] if scores.losses is None else scores.losses.sum()
     effects = scores.total_effect
-    return Support(name, float(without - whole), None if effects is None else float(effects.sum()))
+    total_effect = None if effects is None else float(effects.sum())
+    return Support(name, float(losses[-1] - whole), total_effect)

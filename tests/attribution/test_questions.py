@@ -234,7 +234,7 @@ def test_a_question_keeps_what_is_finished_where_it_is_told_to(ask, tmp_path):
 
 def test_a_question_foretells_what_scoring_takes(network):
     """Of an answer that is not known as many tokens as it may have, and a sentence of each 16; and
-    beside no foil two passes, of the whole text and of that without a document."""
+    beside no foil one pass of the text without a document."""
     model = LanguageModel(network)
 
     def cost(method, *, answer=None, parts=None, document_parts=None, foil="No"):
@@ -256,7 +256,7 @@ def test_a_question_foretells_what_scoring_takes(network):
 
     def of_answer(parts):
         alone = METHODS["mask-gradient"].cost(0, parts)
-        return alone._replace(passes=alone.passes + 2)
+        return alone._replace(passes=alone.passes + 1)
 
     assert cost("mask-gradient", parts="token", foil="") == of_answer(40)
     assert cost("mask-gradient", parts="sentence", foil="") == of_answer(2)

@@ -10,6 +10,7 @@ import lim_jax as lim
 from lim_jax.attribution import support
 from lim_jax.attribution.answer import AnswerPart, answer_finding
 from lim_jax.attribution.method import Run, Scores
+from lim_jax.attribution.methods import informed, leave_one_out, mask_gradient, mask_path
 from lim_jax.attribution.segments import answer_segments, context_segments
 from lim_jax.attribution.support import Support, support_of_answer
 from lim_jax.models.language_model import LanguageModel
@@ -86,6 +87,20 @@ def test_the_document_that_scores_most_is_taken_out_of_the_text():
     )
     assert found.name == "second" and found.total_effect == 0.75
     np.testing.assert_allclose(found.loss, without - whole, rtol=1e-9)
+    known = scores._replace(losses=np.array([1.0, 2.0]))  # of the whole, which is not read again
+    found = support_of_answer(model, CONTEXT, known, LOSS, Run())
+    np.testing.assert_allclose(found.loss, without - 3, rtol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [mask_gradient, mask_path, leave_one_out, informed])
+def test_methods_say_the_loss_of_the_whole_text(method):
+    model = byte_network(64, depth=2, seed=3)
+    answer = answer_segments(CONTEXT, None, "token")
+    parts = context_segments(CONTEXT)
+    scores = method.METHOD.scores(model, CONTEXT, answer, parts, LOSS, Run())
+    expected = losses_of_text(model, text_of((True, True, True)))
+    np.testing.assert_allclose(scores.losses, expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("method", ["mask-gradient", "influence"])

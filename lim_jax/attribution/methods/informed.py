@@ -60,7 +60,7 @@ def method(passes: int) -> Method:
             fit = shrunk_regression(design, -ablated[:, row], scores_before)
             by_part[row, documents] = fit.scores
             errors[row, documents] = fit.errors
-        found = Scores(answer, parts, by_part, total_effect=prior.total_effect, errors=errors)
+        found = prior._replace(by_part=by_part, by_token=None, errors=errors)
         if not sets:
             return found
         names = most_telling(parts, by_part.sum(axis=0), documents.tolist())

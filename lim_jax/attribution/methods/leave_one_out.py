@@ -24,7 +24,7 @@ def scores(
     everything = np.ones((1, len(parts)), bool)
     masks = np.concatenate([everything, ~np.eye(len(parts), dtype=bool)])
     losses = losses_without(model, context, answer, parts, masks, loss, run)
-    return Scores(answer, parts, (losses[1:] - losses[0]).T)
+    return Scores(answer, parts, (losses[1:] - losses[0]).T, losses=losses[0])
 
 
 METHOD = Method(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lim_jax.attribution.mask_gradients import effects_of_documents, mask_gradients
+from lim_jax.attribution.mask_gradients import losses_at_ends, mask_gradients
 from lim_jax.attribution.method import Cost, Method, Run, Scores, scores_by_token
 from lim_jax.attribution.segments import Segment
 from lim_jax.density.adjoints import Loss
@@ -31,8 +31,9 @@ def scores(
     """
     rule = np.array([[math.log(WEIGHT)], [1.0]])
     by_token = mask_gradients(model, context, answer, loss, rule, run.within("gradient"))
-    effects = effects_of_documents(model, context, answer, loss, run.within("effect"))
-    return scores_by_token(answer, parts, by_token, effects)
+    without, whole = losses_at_ends(model, context, answer, loss, run.within("effect"))
+    result = scores_by_token(answer, parts, by_token, without - whole)
+    return result._replace(losses=whole)
 
 
 METHOD = Method(

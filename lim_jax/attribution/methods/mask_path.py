@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from lim_jax.adjoint.masking import path_rule
-from lim_jax.attribution.mask_gradients import LEAST, effects_of_documents, mask_gradients
+from lim_jax.attribution.mask_gradients import LEAST, losses_at_ends, mask_gradients
 from lim_jax.attribution.method import Cost, Method, Run, Scores, scores_by_token
 from lim_jax.attribution.segments import Segment, document_numbers
 from lim_jax.density.adjoints import Loss
@@ -35,7 +35,8 @@ def scores(
     The scores add up to what all documents give, but for the quadrature's error. Documents alone
     come in, so nothing else has a score.
     """
-    effects = effects_of_documents(model, context, answer, loss, run.within("effect"))
+    without, whole = losses_at_ends(model, context, answer, loss, run.within("effect"))
+    effects = without - whole
     inside = document_numbers(context) >= 0
     by_token = np.zeros((len(answer), context.length))
     nodes = NODES
@@ -49,7 +50,9 @@ def scores(
             is_unresolved(by_token[unfinished].sum(axis=1), effects[unfinished])
         ]
         if not unfinished.size or 2 * nodes > MOST_NODES:
-            return scores_by_token(answer, parts, by_token, effects, _note(by_token, effects))
+            note = _note(by_token, effects)
+            result = scores_by_token(answer, parts, by_token, effects, note)
+            return result._replace(losses=whole)
         nodes *= 2
 
 
