@@ -80,16 +80,18 @@ def test_the_document_that_scores_most_is_taken_out_of_the_text():
     answer = answer_segments(CONTEXT, None, "token")
     by_part = np.array([[1.0, -2.0, 0.5, 9.0], [-3.0, 4.0, 0.5, 9.0]])  # the last is no document
     scores = Scores(answer, parts, by_part, total_effect=np.array([0.25, 0.5]))
-    found = support_of_answer(model, CONTEXT, scores, LOSS, Run())
+    known = scores._replace(losses=np.array([1.0, 2.0]))  # of the whole, which is not read again
+    read, without_whole = (
+        support_of_answer(model, CONTEXT, given, LOSS, Run()) for given in (scores, known)
+    )
     whole, without = (
         losses_of_text(model, text_of(kept)).sum()
         for kept in ((True, True, True), (True, False, True))
     )
-    assert found.name == "second" and found.total_effect == 0.75
-    np.testing.assert_allclose(found.loss, without - whole, rtol=1e-9)
-    known = scores._replace(losses=np.array([1.0, 2.0]))  # of the whole, which is not read again
-    found = support_of_answer(model, CONTEXT, known, LOSS, Run())
-    np.testing.assert_allclose(found.loss, without - 3, rtol=1e-9)
+    assert read is not None and without_whole is not None
+    assert read.name == "second" and read.total_effect == 0.75
+    np.testing.assert_allclose(read.loss, without - whole, rtol=1e-9)
+    np.testing.assert_allclose(without_whole.loss, without - 3, rtol=1e-9)
 
 
 @pytest.mark.slow

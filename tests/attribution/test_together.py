@@ -118,6 +118,7 @@ def test_losses_are_those_of_texts_that_were_written_without_the_documents():
     answer = answer_segments(CONTEXT, None, "token")
     scores = informed.method(24).scores
     together = scores(model, CONTEXT, answer, context_segments(CONTEXT), LOSS, Run()).together
+    assert together is not None
     places = [("first", "second", "third").index(name) for name in together.names]
     whole = losses_of_text(model, text_of((True, True, True))).sum()
     for number, loss in enumerate(together.losses):
