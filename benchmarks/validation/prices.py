@@ -38,7 +38,7 @@ from lim_jax.attribution.ablation_design import balanced_design
 from lim_jax.attribution.method import Cost
 from lim_jax.attribution.shrunk_regression import shrunk_regression
 from lim_jax.models import LanguageModel
-from lim_jax.plots.figure_style import COLOURS, MARKERS, ShownFigure, legend_below
+from lim_jax.plots.figure_style import ShownFigure, legend_below, line_style
 from lim_jax.tasks.prompts import Prompt, encode_text
 
 shapiq: Any = lazy_loader.load("shapiq")  # of the extra `prices`; reading and drawing do without
@@ -265,11 +265,8 @@ def _draw(axes: Axes, of_method: Sequence[Point], name: str, number: int) -> Non
         [score.value for score in scores],
         yerr=[below, above],
         label=name,
-        fmt=f"{MARKERS[number % len(MARKERS)]}-",
-        color=COLOURS[number % len(COLOURS)],
-        linewidth=2 if name == INFORMED else 1,
-        markersize=4,
         capsize=2,
+        **line_style(number) | {"linewidth": 2.2 if name == INFORMED else 1},
     )
 
 

@@ -1,7 +1,10 @@
 """The study of prices: made rows, whose means are known, and a reader that counts its tokens."""
 
+import csv
+
 import numpy as np
 import pytest
+from reference.as_users import ROOT
 from reference.networks import byte_network
 
 from benchmarks.validation import faithfulness, prices
@@ -59,6 +62,13 @@ def test_the_page_and_the_figure_show_each_method_and_price(tmp_path):
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == [prices.INFORMED, prices.DESIGNED, prices.MASK, prices.CONTEXT_CITE]
     figure.savefig(tmp_path / "prices.png")
+
+
+def test_the_page_of_prices_is_that_of_its_table():
+    folder = ROOT / "docs" / "study"
+    with (folder / "prices.csv").open(newline="", encoding="utf-8") as file:
+        page = prices.page_of(list(csv.DictReader(file)), "SmolLM2-135M-Instruct.Q4_1")
+    assert (folder / "prices.md").read_text(encoding="utf-8") == page
 
 
 @pytest.fixture(scope="module")
