@@ -60,14 +60,14 @@ def method(passes: int) -> Method:
             fit = shrunk_regression(design, -ablated[:, row], scores_before)
             by_part[row, documents] = fit.scores
             errors[row, documents] = fit.errors
-        found = prior._replace(by_part=by_part, by_token=None, errors=errors)
+        result = prior._replace(by_part=by_part, by_token=None, errors=errors)
         if not sets:
-            return found
+            return result
         names = most_telling(parts, by_part.sum(axis=0), documents.tolist())
         masks = masks_without_sets(parts, names)
         losses = losses_without(model, context, answer, parts, masks, loss, run.within("sets"))
         sums = losses.sum(axis=1)
-        return found._replace(together=Together(names, sums - sums[0]))
+        return result._replace(together=Together(names, sums - sums[0]))
 
     return Method(
         words="what the mask gradient and texts without half of the parts say together",
