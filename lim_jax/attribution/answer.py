@@ -202,7 +202,7 @@ def answer_finding(
             f"{top.tokens} of their {tokens} tokens. They hold "
             f"{percent(sum(part.score for part in documents))} of the whole influence."
         )
-    if top.score <= 0:
+    if top.score <= 0 and verdict in ("", "supported"):
         opening = f"No document speaks for “{answer}”; the least against it, “{top.name}”"
     least_against = 0.0 if foil else AGAINST
     is_against = least.score <= -least_against and least.score < 0 < top.score

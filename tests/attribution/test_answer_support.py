@@ -65,6 +65,15 @@ def test_the_first_sentence_names_a_source_where_there_is_one():
         "It is not clear whether a document supports the answer “Wren”; “guide” scores most"
         + numbers
     )
+    parts = [part._replace(score=-part.score) for part in parts]
+    beginnings = {
+        "": "No document speaks for “Wren”; the least against it, “survey”: -0.12",
+        "unsupported": "No document supports the answer “Wren”; “survey” scores most: -0.12",
+        "unclear": "It is not clear whether a document supports the answer “Wren”; “survey”",
+    }
+    for verdict, beginning in beginnings.items():
+        assert first(verdict).startswith(beginning)
+    parts = [part._replace(score=-part.score) for part in parts]
     assert first("", foil="Owl").startswith("“guide” decides most between")
     assert first("unsupported", signed=False).startswith(
         "No document supports the answer “Wren”; “guide” scores most: it holds 100 % of what"
