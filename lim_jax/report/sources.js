@@ -25,6 +25,13 @@ const byToken = (chosen) =>
 const bySentence = (chosen) =>
   parts.map((_, at) => sum(chosen.map((row) => data.parts[row][at])));
 
+/* The error of a sum of scores, as if they had nothing in common; nothing where they have none. */
+const errorOf = (chosen, columns) => {
+  if (!data.errors) return "";
+  const squares = chosen.flatMap((row) => columns.map((at) => data.errors[row][at] ** 2));
+  return ` ± ${Number(Math.sqrt(sum(squares)).toPrecision(2))}`;
+};
+
 /* In five steps of each sign, the same on all pages: a step for each edge that a value reaches. */
 function shade(elements, values) {
   elements.forEach((element, at) => {
@@ -68,8 +75,9 @@ function choose(pick) {
   shade(tokens, byToken(chosen));
   shade(picks, picks.map(() => 0));
   for (const document of all(".document")) {
-    const own = all(".part", document).map((part) => values[parts.indexOf(part)]);
-    document.querySelector(".gave").textContent = signed(sum(own));
+    const columns = all(".part", document).map((part) => parts.indexOf(part));
+    const score = sum(columns.map((at) => values[at]));
+    document.querySelector(".gave").textContent = signed(score) + errorOf(chosen, columns);
   }
   const of = pick === whole ? ["the whole answer"] : said(rows.find((row) => row === pick) ?? {
     textContent: chosen.map((row) => rows[row].textContent).join(""),

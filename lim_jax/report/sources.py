@@ -117,22 +117,31 @@ def sources_page(
         documents=documents,
         rest=rest,
         data=_quantise(scores, [positions for _, positions in tokens])
-        | {"parts": _round(scores.by_part[:, order]), "edges": EDGES},
+        | {
+            "parts": _round(scores.by_part[:, order]),
+            "errors": None if scores.errors is None else _round(scores.errors[:, order]),
+            "edges": EDGES,
+        },
         style="".join((HERE / name).read_text("utf-8") for name in ("page.css", "sources.css")),
         script=(HERE / "sources.js").read_text("utf-8"),
     )
 
 
 def _shown_scores(scores: Scores, context: Context) -> Scores:
-    """Return scores by sentence and token; those of parts alone spread evenly over their tokens."""
+    """Return scores by sentence and token; those of parts alone spread evenly over their tokens.
+
+    What is within two errors of zero has no shade.
+    """
     if scores.by_token is not None:
         return scores_by_token(scores.answer, document_segments(context), scores.by_token)
     parts = [scores.parts[column] for column in scores.documents.tolist()]
     by_part = scores.by_part[:, scores.documents]
+    errors = None if scores.errors is None else scores.errors[:, scores.documents]
+    sure = by_part if errors is None else np.where(np.abs(by_part) > 2 * errors, by_part, 0)
     by_token = np.zeros((len(scores.answer), context.length))
-    for part, column in zip(parts, by_part.T, strict=True):
+    for part, column in zip(parts, sure.T, strict=True):
         by_token[:, part.positions] += column[:, None] / part.positions.size
-    return Scores(scores.answer, parts, by_part, by_token)
+    return Scores(scores.answer, parts, by_part, by_token, errors=errors)
 
 
 def _positions(segments: Sequence[Segment]) -> np.ndarray:

@@ -6,8 +6,8 @@ import numpy as np
 from reference.pages import Read
 from reference.sources import CONTEXT, SCRIPT, made_scores, written
 
-from lim_jax.attribution.method import scores_by_token
-from lim_jax.attribution.segments import answer_segments
+from lim_jax.attribution.method import Scores, scores_by_token
+from lim_jax.attribution.segments import answer_segments, context_segments
 from lim_jax.prompts.contexts import tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.report.sources import sources_page
@@ -47,6 +47,27 @@ def test_the_data_are_the_scores_of_what_is_shown_and_texts_are_escaped(tmp_path
     keys = [(key["data-shade"], key["inner"]) for key in page.all("span", "key")]
     assert keys[:2] == [("1", "+0.01"), ("2", "+0.03")] and keys[-1] == ("-5", "−1")
     assert len(keys) == 10
+
+
+def test_what_is_within_two_errors_of_zero_has_no_shade_and_its_error_is_told():
+    """Of the first part of the answer every other document; scores themselves stay as they are."""
+    parts = context_segments(CONTEXT)
+    answer = answer_segments(CONTEXT, None, "sentence")
+    by_part = np.full((2, len(parts)), 0.5)
+    errors = np.full((2, len(parts)), np.nan)
+    errors[0, :6] = [0.25, 0.24, 0.26, 0.1, 0.3, 0.2]
+    errors[1, :6] = 0.01
+    scores = Scores(answer, parts, by_part, errors=errors)
+    page = Read(sources_page(scores, CONTEXT, question="?", how="drawn"))
+    data = page.json("data")
+    names = [int(heading["inner"].strip()[len("<i>")]) for heading in page.all("h3")]
+    np.testing.assert_allclose(np.array(data["errors"]), errors[:, names])
+    np.testing.assert_allclose(np.array(data["parts"]), 0.5)
+    steps = np.frombuffer(base64.b64decode(data["steps"]), np.int8).reshape(2, -1)
+    shaded = steps * np.transpose([data["scales"]])
+    np.testing.assert_allclose(shaded.sum(axis=1), [3 * 0.5, 6 * 0.5], rtol=0.1)
+    plain = Read(sources_page(scores._replace(errors=None), CONTEXT, question="?", how="drawn"))
+    assert plain.json("data")["errors"] is None
 
 
 def test_four_thousand_tokens_by_fifty_are_below_two_megabytes():
