@@ -144,15 +144,17 @@ def _scores_of_shapiq(reader: Reader, texts: int) -> Iterator[Priced]:
         return reader.logits(read[-1])
 
     approximators = {
-        KERNEL_SHAP: partial(shapiq.KernelSHAP, pairing_trick=True),
-        PROXY_SPEX: partial(shapiq.ProxySPEX, index="FBII", max_order=2),
+        KERNEL_SHAP: lambda: shapiq.KernelSHAP(n=reader.parts, pairing_trick=True, random_state=0),
+        PROXY_SPEX: lambda: shapiq.ProxySPEX(
+            n=reader.parts, index="FBII", max_order=2, random_state=0
+        ),
     }
     for name, approximator in approximators.items():
         if texts < LEAST_TEXTS[name]:
             continue
         read.clear()
         try:
-            values = approximator(n=reader.parts, random_state=0).approximate(texts, game)
+            values = approximator().approximate(texts, game)
         except IndexError:  # of shapiq 1.4.1, where its trees find a single coefficient
             continue
         scores = values.get_n_order(1).get_n_order_values(1)
