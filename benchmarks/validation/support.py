@@ -325,8 +325,8 @@ sentences of prose), with the evidence there, without it, with evidence about an
 beside a document that contradicts it; for its own answer, the right one and a wrong one. Scores are
 the mask gradient's, in log odds on average over the answer's tokens.
 
-What `lim-jax ask` says, by what the documents hold. Its thresholds were chosen on half of the
-questions, of documents of one sentence; these are the answers to the other half:
+What `lim-jax ask` says, by what the documents hold. Its thresholds follow from half of the
+questions, and were rounded with the other half in sight. These are the answers to the other half:
 
 | documents | the answer | answers | supported | not clear | no document |
 |---|---|---|---|---|---|
