@@ -7,7 +7,6 @@ An interrupted run goes on. Needs the extra ``prices``.
 """
 
 import argparse
-import csv
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
+from benchmarks.report import data_file
 from benchmarks.validation import faithfulness
 from benchmarks.validation.ablation_study import (
     Ablated,
@@ -360,10 +360,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     model = LanguageModel.from_pretrained(options.model)
     rows = study(model, options.prompts, options.out)
-    with (options.out / "prices.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    (options.out / "prices.csv").write_text(data_file(rows), encoding="utf-8")
     figure_of(rows, model.name).savefig(options.out / "prices.png")
     page = page_of(rows, model.name)
     (options.out / "prices.md").write_text(page, encoding="utf-8")

@@ -25,6 +25,7 @@ from jaxtyping import Float, Int
 from tqdm import tqdm
 
 import lim_jax as lim
+from benchmarks.report import data_file
 from benchmarks.validation.facts import FACTS, NAMES
 from benchmarks.validation.intervals import Interval
 from benchmarks.validation.prose import sentences_of
@@ -422,10 +423,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     model = LanguageModel.from_pretrained(options.model)
     rows = ask_all(model, options.draws, options.out)
-    with (options.out / "support.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    (options.out / "support.csv").write_text(data_file(rows), encoding="utf-8")
     page = page_of(rows_of(options.out / "support.csv"), model.name)
     (options.out / "support.md").write_text(page, encoding="utf-8")
     print(page)

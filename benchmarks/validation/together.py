@@ -6,7 +6,6 @@ which one states it. It writes ``together.csv``, a row for each answer, and ``to
 """
 
 import argparse
-import csv
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 import lim_jax as lim
+from benchmarks.report import data_file
 from benchmarks.validation.facts import FACTS, NAMES
 from benchmarks.validation.intervals import bootstrap_interval
 from lim_jax._digest import digest
@@ -179,10 +179,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     model = LanguageModel.from_pretrained(options.model)
     rows = ask_all(model, options.draws, options.out)
-    with (options.out / "together.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    (options.out / "together.csv").write_text(data_file(rows), encoding="utf-8")
     page = page_of(rows, model.name)
     (options.out / "together.md").write_text(page, encoding="utf-8")
     print(page)

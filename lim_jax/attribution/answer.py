@@ -13,7 +13,7 @@ from lim_jax.attribution.answer_comparison import ComparedAnswers, compare_answe
 from lim_jax.attribution.method import Scores
 from lim_jax.attribution.methods.method_table import METHODS
 from lim_jax.attribution.parts import IN_NO_PART, UNNAMED
-from lim_jax.attribution.support import AGAINST, Support
+from lim_jax.attribution.support import AGAINST, Support, Verdict
 from lim_jax.attribution.together import Together
 from lim_jax.prompts.contexts import Context
 from lim_jax.results.context_energies import percent
@@ -91,7 +91,7 @@ class Answer(NamedTuple):
         """Whether a document supports the answer, which gave most, and what all of them give."""
         signed = METHODS[self.method].signed
         foil = shown_answer(self.foil, cut=False)
-        verdict = "" if self.support is None else self.support.verdict
+        verdict = None if self.support is None else self.support.verdict
         sentences = [answer_finding(self.parts, self.shown, foil, signed=signed, verdict=verdict)]
         if self.support is not None:
             sentences.append(self.support.finding)
@@ -180,7 +180,7 @@ def answer_finding(
     foil: str = "",
     *,
     signed: bool = False,
-    verdict: str = "",
+    verdict: Verdict | None = None,
 ) -> str:
     """Say in a sentence which document gave most to the answer, if one supports it."""
     documents = [part for part in parts if part.kind == "document"]
@@ -202,7 +202,7 @@ def answer_finding(
             f"{top.tokens} of their {tokens} tokens. They hold "
             f"{percent(sum(part.score for part in documents))} of the whole influence."
         )
-    if top.score <= 0 and verdict in ("", "supported"):
+    if top.score <= 0 and verdict in (None, "supported"):
         opening = f"No document speaks for “{answer}”; the least against it, “{top.name}”"
     least_against = 0.0 if foil else AGAINST
     is_against = least.score <= -least_against and least.score < 0 < top.score

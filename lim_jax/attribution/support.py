@@ -1,6 +1,6 @@
 """Does a document support an answer? What it loses where the one that gave most is taken out."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from lim_jax.attribution.method import Run, Scores
 from lim_jax.attribution.segments import whole_answer
@@ -22,6 +22,9 @@ AGAINST = 0.5
 PASSES = 1  # of the text without the document; the whole is read by most methods
 
 
+Verdict = Literal["supported", "unclear", "unsupported"]
+
+
 class Support(NamedTuple):
     """What an answer loses without the document that scores most, and what all of them give.
 
@@ -40,12 +43,15 @@ class Support(NamedTuple):
     total_effect: float | None
 
     @property
-    def verdict(self) -> str:
-        """Whether a document supports the answer: "supported", "unsupported" or "unclear"."""
+    def verdict(self) -> Verdict:
+        """Whether a document supports the answer: "supported", "unclear" or "unsupported".
+
+        Where two documents state it, it loses little without one, and they give it much together.
+        So it is never unsupported by a method that does not say what all documents give.
+        """
         if self.loss >= SUPPORTED:
             return "supported"
-        given = self.total_effect
-        little = given is None or given < LITTLE
+        little = self.total_effect is not None and self.total_effect < LITTLE
         return "unsupported" if little and self.loss < UNSUPPORTED else "unclear"
 
     @property
@@ -56,8 +62,9 @@ class Support(NamedTuple):
         if self.verdict != "unsupported":
             return f"{sentence}."
         return (
-            f"{sentence}; of answers that a document of one sentence states, nineteen in twenty "
-            f"lose {UNSUPPORTED} or more, or all documents together give them {LITTLE} or more."
+            f"{sentence}; of a small model's answers that a document of one sentence states, "
+            f"nineteen in twenty lose {UNSUPPORTED} or more, or all documents together give them "
+            f"{LITTLE} or more."
         )
 
     def record(self) -> dict[str, Any]:

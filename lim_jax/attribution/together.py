@@ -78,7 +78,7 @@ class Together(NamedTuple):
         if max(fewer) < SHARE * without_all:
             return (
                 f"One of {names} suffices: without {others} the answer loses at most "
-                f"{max(fewer):.2f} of log odds, without {every} {without_all:.2f}."
+                f"{max(0.0, *fewer):.2f} of log odds, without {every} {without_all:.2f}."
             )
         if min(alone) > (1 - SHARE) * without_all:
             return (

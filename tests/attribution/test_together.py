@@ -34,6 +34,10 @@ def test_of_two_copies_one_suffices():
     )
 
 
+def test_of_copies_that_each_take_away_from_the_other_none_is_lost():
+    assert "loses at most 0.00 of log odds, without both 2.75." in finding((0.0, -0.1, -0.45, 2.75))
+
+
 def test_two_halves_are_needed_together():
     assert finding(ALL_NEEDED) == (
         "“guide” and “survey” are needed together: without one of them the answer loses at least "
