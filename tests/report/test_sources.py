@@ -54,6 +54,7 @@ def test_what_is_within_two_errors_of_zero_has_no_shade_and_its_error_is_told():
     parts = context_segments(CONTEXT)
     answer = answer_segments(CONTEXT, None, "sentence")
     by_part = np.full((2, len(parts)), 0.5)
+    by_part[1, :6] = [0.5, 0.6, 0.7, 0.8, 0.9, 1.0]  # the last gave most, and stands first
     errors = np.full((2, len(parts)), np.nan)
     errors[0, :6] = [0.25, 0.24, 0.26, 0.1, 0.3, 0.2]
     errors[1, :6] = 0.01
@@ -62,10 +63,11 @@ def test_what_is_within_two_errors_of_zero_has_no_shade_and_its_error_is_told():
     data = page.json("data")
     names = [int(heading["inner"].strip()[len("<i>")]) for heading in page.all("h3")]
     np.testing.assert_allclose(np.array(data["errors"]), errors[:, names])
-    np.testing.assert_allclose(np.array(data["parts"]), 0.5)
+    assert names == [5, 4, 3, 2, 1, 0]
+    np.testing.assert_allclose(np.array(data["parts"]), by_part[:, names])
     steps = np.frombuffer(base64.b64decode(data["steps"]), np.int8).reshape(2, -1)
     shaded = steps * np.transpose([data["scales"]])
-    np.testing.assert_allclose(shaded.sum(axis=1), [3 * 0.5, 6 * 0.5], rtol=0.1)
+    np.testing.assert_allclose(shaded.sum(axis=1), [3 * 0.5, 4.5], rtol=0.1)
     plain = Read(sources_page(scores._replace(errors=None), CONTEXT, question="?", how="drawn"))
     assert plain.json("data")["errors"] is None
 
