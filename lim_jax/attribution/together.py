@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -15,6 +15,45 @@ LEAST = 0.5
 # Where documents without the others give less than this share of what all of a set give, one
 # suffices; where each of them takes all but this share of it away, they are needed together.
 SHARE = 1 / 4
+
+
+class DocumentGroup(NamedTuple):
+    """Documents of which one suffices, or which are all needed.
+
+    Attributes
+    ----------
+    names
+        The documents, two or three.
+    relation
+        Whether one of them suffices, or all are needed together.
+    loss
+        What the answer loses at most where one of them stays, or at least where one is left out,
+        in log odds.
+    loss_without_all
+        What it loses without all of them.
+    """
+
+    names: tuple[str, ...]
+    relation: Literal["one suffices", "needed together"]
+    loss: float
+    loss_without_all: float
+
+    @property
+    def sentence(self) -> str:
+        """The relation and its losses in words."""
+        quoted = [f"“{name}”" for name in self.names]
+        names = f"{', '.join(quoted[:-1])} and {quoted[-1]}"
+        others, every = ("the other", "both") if len(quoted) == 2 else ("the others", "all")
+        without_all = f"without {every} {self.loss_without_all:.2f}."
+        if self.relation == "one suffices":
+            return (
+                f"One of {names} suffices: without {others} the answer loses at most "
+                f"{self.loss:.2f} of log odds, {without_all}"
+            )
+        return (
+            f"{names} are needed together: without one of them the answer loses at least "
+            f"{self.loss:.2f} of log odds, {without_all}"
+        )
 
 
 class Together(NamedTuple):
@@ -33,18 +72,23 @@ class Together(NamedTuple):
     losses: Float[np.ndarray, " sets"]
 
     @property
-    def finding(self) -> str:
-        """Which documents suffice alone, and which are needed together, in sentences.
+    def groups(self) -> list[DocumentGroup]:
+        """The documents of which one suffices, or which are needed together.
 
-        It is said of all of them, or else of each two; empty where neither is so.
+        They are one group of all, or else groups of two; none where neither is so.
         """
         numbers = range(len(self.names))
         for size in range(len(self.names), 1, -1):
             sets = itertools.combinations(numbers, size)
-            sentences = [sentence for chosen in sets if (sentence := self._sentence(chosen))]
-            if sentences:
-                return " ".join(sentences)
-        return ""
+            groups = [group for chosen in sets if (group := self._group(chosen))]
+            if groups:
+                return groups
+        return []
+
+    @property
+    def finding(self) -> str:
+        """Which documents suffice alone, and which are needed together, in sentences."""
+        return " ".join(group.sentence for group in self.groups)
 
     def losses_by_set(self) -> dict[tuple[str, ...], float]:
         """Return what the answer loses without each set of the documents, smaller sets first."""
@@ -65,27 +109,19 @@ class Together(NamedTuple):
         """Return what the answer loses without these documents."""
         return float(self.losses[sum(1 << k for k in chosen)])
 
-    def _sentence(self, chosen: tuple[int, ...]) -> str:
-        """Say that one of these documents suffices, or that all are needed; empty if neither."""
+    def _group(self, chosen: tuple[int, ...]) -> DocumentGroup | None:
+        """Return these documents as a group; None where none suffices and not all are needed."""
         without_all = self._loss(chosen)
         if without_all < LEAST:
-            return ""
+            return None
+        names = tuple(self.names[k] for k in chosen)
         fewer = [self._loss(left) for left in itertools.combinations(chosen, len(chosen) - 1)]
         alone = [self._loss((k,)) for k in chosen]
-        quoted = [f"“{self.names[k]}”" for k in chosen]
-        names = f"{', '.join(quoted[:-1])} and {quoted[-1]}"
-        others, every = ("the other", "both") if len(chosen) == 2 else ("the others", "all")
         if max(fewer) < SHARE * without_all:
-            return (
-                f"One of {names} suffices: without {others} the answer loses at most "
-                f"{max(0.0, *fewer):.2f} of log odds, without {every} {without_all:.2f}."
-            )
+            return DocumentGroup(names, "one suffices", max(0.0, *fewer), without_all)
         if min(alone) > (1 - SHARE) * without_all:
-            return (
-                f"{names} are needed together: without one of them the answer loses at least "
-                f"{min(alone):.2f} of log odds, without {every} {without_all:.2f}."
-            )
-        return ""
+            return DocumentGroup(names, "needed together", min(alone), without_all)
+        return None
 
 
 def most_telling(

@@ -98,6 +98,7 @@ def sources_page(
 ) -> str:
     """Return the HTML of a page of scores: by token and sentence, where tokens have scores."""
     require_extra("jinja2", "report")
+    groups = [] if scores.together is None else scores.together.groups
     scores = _shown_scores(scores, context)
     documents = _documents(scores.parts, scores.by_part)
     others = np.setdiff1d(np.arange(context.length), _positions(scores.parts))
@@ -115,6 +116,7 @@ def sources_page(
         how=how,
         unit=unit,
         documents=documents,
+        groups=groups,
         rest=rest,
         data=_quantise(scores, [positions for _, positions in tokens])
         | {

@@ -10,7 +10,7 @@ import lim_jax as lim
 from lim_jax.attribution.method import Run
 from lim_jax.attribution.methods import informed
 from lim_jax.attribution.segments import Segment, answer_segments, context_segments
-from lim_jax.attribution.together import Together, masks_without_sets, most_telling
+from lim_jax.attribution.together import DocumentGroup, Together, masks_without_sets, most_telling
 from lim_jax.models.language_model import LanguageModel
 
 # What an answer loses without a; b; a and b; c; a and c; b and c; all.
@@ -20,11 +20,39 @@ EACH_ITS_OWN = (0.0, 1.5, 1.4, 2.9)
 THREE_COPIES = (0.0, 0.1, 0.0, 0.2, 0.05, 0.1, 0.15, 2.5)
 TWO_COPIES_AND_ANOTHER = (0.0, 0.1, 0.2, 3.0, 1.0, 1.1, 1.2, 4.0)
 TWO_HALVES_AND_NOTHING = (0.0, 2.0, 2.1, 2.2, 0.0, 2.0, 2.1, 2.2)
+COPIES_OF_WHICH_ONE_IS_NEEDED_TOO = (0.0, 0.1, 0.6, 3.0, 0.65, 1.0, 0.7, 3.5)
+
+
+def together(losses):
+    names = ("guide", "survey", "note")[: len(losses).bit_length() - 1]
+    return Together(names, np.array(losses))
 
 
 def finding(losses):
-    names = ("guide", "survey", "note")[: len(losses).bit_length() - 1]
-    return Together(names, np.array(losses)).finding
+    return together(losses).finding
+
+
+@pytest.mark.parametrize(
+    "losses, groups",
+    [
+        (ONE_SUFFICES, [(("guide", "survey"), "one suffices", 0.2, 3.1)]),
+        ((0.0, -0.1, -0.45, 2.75), [(("guide", "survey"), "one suffices", 0.0, 2.75)]),
+        (ALL_NEEDED, [(("guide", "survey"), "needed together", 2.9, 3.1)]),
+        (THREE_COPIES, [(("guide", "survey", "note"), "one suffices", 0.2, 2.5)]),
+        (
+            COPIES_OF_WHICH_ONE_IS_NEEDED_TOO,
+            [
+                (("guide", "survey"), "one suffices", 0.6, 3.0),
+                (("survey", "note"), "needed together", 0.6, 0.7),
+            ],
+        ),
+        (EACH_ITS_OWN, []),
+    ],
+)
+def test_groups_are_those_of_the_sentences(losses, groups):
+    assert together(losses).groups == [DocumentGroup(*group) for group in groups]
+    sentences = [DocumentGroup(*group).sentence for group in groups]
+    assert finding(losses) == " ".join(sentences)
 
 
 def test_of_two_copies_one_suffices():
@@ -121,11 +149,11 @@ def test_losses_are_those_of_texts_that_were_written_without_the_documents():
     model = jax.tree.map(lambda leaf: 3 * leaf, byte_network(64, depth=2, seed=3))
     answer = answer_segments(CONTEXT, None, "token")
     scores = informed.method(24).scores
-    together = scores(model, CONTEXT, answer, context_segments(CONTEXT), LOSS, Run()).together
-    assert together is not None
-    places = [("first", "second", "third").index(name) for name in together.names]
+    result = scores(model, CONTEXT, answer, context_segments(CONTEXT), LOSS, Run()).together
+    assert result is not None
+    places = [("first", "second", "third").index(name) for name in result.names]
     whole = losses_of_text(model, text_of((True, True, True))).sum()
-    for number, loss in enumerate(together.losses):
+    for number, loss in enumerate(result.losses):
         kept = [place not in [places[k] for k in range(3) if number >> k & 1] for place in range(3)]
         expected = losses_of_text(model, text_of(kept)).sum() - whole
         np.testing.assert_allclose(loss, expected, rtol=1e-9, atol=1e-12)

@@ -8,6 +8,7 @@ from reference.pages import Read
 
 from lim_jax.attribution.method import scores_by_token
 from lim_jax.attribution.segments import answer_segments, document_segments
+from lim_jax.attribution.together import Together
 from lim_jax.prompts import Document, document_prompt, tokenize_context
 from lim_jax.report.page import write_comparison, write_page
 from lim_jax.report.sources import sources_page
@@ -21,7 +22,7 @@ SAID = ["The answer “نعم، يوم الجمعة” comes from “السوق�
 NAME = "تقرير"
 
 
-def answer(cut=False):
+def answer(cut=False, together=None):
     """The page of an answer, where titles have the largest scores of all."""
     prompt = document_prompt(DOCUMENTS, "متى؟")
     context = tokenize_context(prompt, " نعم. يوم الجمعة.", loss="margin")._replace(cut=cut)
@@ -29,7 +30,7 @@ def answer(cut=False):
     drawn = np.random.default_rng(0).normal(size=(len(parts), context.length))
     for span in context.spans[:3]:
         drawn[:, span.positions[:4]] += 99
-    scores = scores_by_token(parts, [], drawn)
+    scores = scores_by_token(parts, [], drawn)._replace(together=together)
     return sources_page(scores, context, question="متى؟", how="drawn", findings=SAID)
 
 
@@ -124,6 +125,36 @@ def test_titles_and_texts_run_from_their_own_side(tab, width, tmp_path):
     )
     assert ship < column[0] + 40 and abs(yes - column[1]) < 2
     assert tab.value("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [380, 1200])
+def test_what_is_said_of_documents_together_is_readable_beside_their_names(
+    tab, width, scheme, tmp_path
+):
+    """Beside a name from the right, and of a long name: it stays on the page, in the text's ink."""
+    together = Together(("السوق", "a" * 150), np.array([0, 2, 2, 2.0]))
+    path = tmp_path / "page.html"
+    path.write_text(answer(together=together), encoding="utf-8")
+    look(tab, path, width, scheme)
+    box = "(({left, right, top}) => [left, right, top])(document.querySelector('%s')%s)"
+    mark, column, title = (
+        tab.value(box % (one, ".getBoundingClientRect()")) for one in (".group", "h3", "h3 .title")
+    )
+    assert column[0] - 1 <= mark[0] and mark[1] <= column[1] + 1
+    assert mark[2] >= title[2]
+    assert tab.value("document.documentElement.scrollWidth <= innerWidth")
+    style = "(s => [s.color, s.direction, s.borderTopWidth, s.display])"
+    ink, direction, border, display = tab.value(
+        f"{style}(getComputedStyle(document.querySelector('.group')))"
+    )
+    assert ink == tab.value("getComputedStyle(document.body).color")
+    assert (direction, border, display) == ("ltr", "1px", "inline-block")
+    tab.value("document.querySelector('.part').click()")
+    assert tab.value("document.querySelector('.group').textContent") == (
+        f"needed together with “{'a' * 150}”"
+    )
 
 
 @pytest.mark.slow

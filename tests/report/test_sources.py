@@ -3,11 +3,13 @@
 import base64
 
 import numpy as np
+import pytest
 from reference.pages import Read
 from reference.sources import CONTEXT, SCRIPT, made_scores, written
 
 from lim_jax.attribution.method import Scores, scores_by_token
 from lim_jax.attribution.segments import answer_segments, context_segments
+from lim_jax.attribution.together import Together
 from lim_jax.prompts.contexts import tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.report.sources import sources_page
@@ -70,6 +72,80 @@ def test_what_is_within_two_errors_of_zero_has_no_shade_and_its_error_is_told():
     np.testing.assert_allclose(shaded.sum(axis=1), [3 * 0.5, 4.5], rtol=0.1)
     plain = Read(sources_page(scores._replace(errors=None), CONTEXT, question="?", how="drawn"))
     assert plain.json("data")["errors"] is None
+
+
+NAMES = (f"</script>{SCRIPT}", 'it\'s "so", “so” & so', "السوق")
+SUFFICES = "one of these suffices: "
+NEEDED = "needed together with "
+OF_THE_WHOLE = "Framed words beside a document's name speak of the whole answer."
+
+
+def page_of_groups(losses):
+    """The page of six documents, of which `NAMES` are the second, the fourth and the last."""
+    spans = list(CONTEXT.spans)
+    for at, name in zip((1, 3, 5), NAMES, strict=True):
+        spans[at] = spans[at]._replace(name=name)
+    context = CONTEXT._replace(spans=tuple(spans))
+    together = Together(NAMES[: len(losses).bit_length() - 1], np.array(losses))
+    by_part = np.arange(8.0)[None]
+    scores = Scores(answer_segments(context), context_segments(context), by_part, together=together)
+    return Read(sources_page(scores, context, question="?", how="drawn"))
+
+
+def marks(page):
+    """What is marked beside the name of each document with a mark."""
+    groups = {}
+    for article in page.all("article"):
+        name = next(one for one in article["inside"] if one["tag"] == "span")["inner"]
+        inside = [one for one in article["inside"] if one.get("class") == "group"]
+        assert all(one["dir"] == "ltr" for one in inside)
+        if inside:
+            groups[name] = [one["inner"] for one in inside]
+    return groups
+
+
+@pytest.mark.parametrize(
+    "losses, expected",
+    [
+        ((0, 0.2, 0.1, 3), {NAMES[k]: [f"{SUFFICES}“{NAMES[0]}” or “{NAMES[1]}”"] for k in (0, 1)}),
+        (
+            (0, 0.1, 0, 0.2, 0.05, 0.1, 0.15, 2.5),
+            {name: [f"{SUFFICES}“{NAMES[0]}”, “{NAMES[1]}” or “{NAMES[2]}”"] for name in NAMES},
+        ),
+        ((0, 3, 3, 3), {NAMES[k]: [f"{NEEDED}“{NAMES[1 - k]}”"] for k in (0, 1)}),
+        (
+            (0, 2, 2.1, 2.1, 1.9, 2.2, 2.2, 2.3),
+            {
+                NAMES[0]: [f"{NEEDED}“{NAMES[1]}” and “{NAMES[2]}”"],
+                NAMES[1]: [f"{NEEDED}“{NAMES[0]}” and “{NAMES[2]}”"],
+                NAMES[2]: [f"{NEEDED}“{NAMES[0]}” and “{NAMES[1]}”"],
+            },
+        ),
+        (
+            (0, 0.1, 0.6, 3, 0.65, 1, 0.7, 3.5),
+            {
+                NAMES[0]: [f"{SUFFICES}“{NAMES[0]}” or “{NAMES[1]}”"],
+                NAMES[1]: [f"{SUFFICES}“{NAMES[0]}” or “{NAMES[1]}”", f"{NEEDED}“{NAMES[2]}”"],
+                NAMES[2]: [f"{NEEDED}“{NAMES[1]}”"],
+            },
+        ),
+    ],
+)
+def test_what_suffices_or_is_needed_together_is_marked_beside_names(losses, expected):
+    """Each name that a mark has runs in its own direction, and is no markup."""
+    page = page_of_groups(losses)
+    assert marks(page) == expected
+    for group in page.all("span", "group"):
+        quoted = [one["inner"] for one in group["inside"] if one["tag"] == "bdi"]
+        assert len(quoted) == len(group["inside"]) and set(quoted) <= {*NAMES}
+        assert all(f"“{name}”" in group["inner"] for name in quoted) and quoted
+    assert len(page.all("script")) == 2
+    assert OF_THE_WHOLE in page.all("p", "hint")[0]["text"]
+
+
+def test_where_nothing_is_said_of_documents_together_none_is_marked(tmp_path):
+    for page in (page_of_groups((0, 1.5, 1.4, 2.9)), Read(written(tmp_path / "page", "token"))):
+        assert marks(page) == {} and "Framed" not in page.all("p", "hint")[0]["text"]
 
 
 def test_four_thousand_tokens_by_fifty_are_below_two_megabytes():
