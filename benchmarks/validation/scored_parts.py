@@ -69,12 +69,14 @@ class MaskVariant(NamedTuple):
     def __call__(self, model: CausalLM, context: Context) -> Parts:
         """Return the scores of a context's parts, of the mean over the answer's tokens."""
         loss = CausalLM.margin_loss if self.margin else CausalLM.loss
-        rule = np.array([np.log(self.weights), self.shares])
+        log_weights = np.log(self.weights)
         answer = [whole_answer(context)]
         if self.own:
-            by_token = mask_gradients(model, context, answer, loss, rule, Run())
+            gradients = mask_gradients(model, context, answer, loss, log_weights, Run())
+            by_token = np.tensordot(self.shares, gradients, axes=1)
         else:
-            nodes = jax.device_put(rule.T.astype(model.embedding.dtype))
+            rule = np.stack([log_weights, self.shares], axis=1)
+            nodes = jax.device_put(rule.astype(model.embedding.dtype))
             (row,) = scores_of_ids(
                 jax.tree_util.Partial(_where_parts_read_themselves_less, nodes),
                 model,

@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Sequence
+from math import isnan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ class AnswerPart(NamedTuple):
 
     name: str
     kind: str  # document, question, message or rest
-    score: float
+    score: float  # NaN of parts that the method does not score
     of_documents: float | None
     tokens: int
     of_tokens: float
@@ -118,7 +119,9 @@ class Answer(NamedTuple):
             "support": None if self.support is None else self.support.record(),
             "given": self.total_effect,
             "together": None if self.together is None else self.together.record(),
-            "parts": [{name: getattr(part, name) for name in names} for part in self.parts],
+            "parts": [
+                {name: _written(getattr(part, name)) for name in names} for part in self.parts
+            ],
         }
 
     def compare(self, second: "Answer") -> ComparedAnswers:
@@ -212,6 +215,11 @@ def answer_finding(
     )
 
 
+def _written(value: Any) -> Any:
+    """Return a value as JSON has it: None in place of NaN."""
+    return None if isinstance(value, float) and isnan(value) else value
+
+
 def _error_words(part: AnswerPart) -> str:
     """Return the error of a part's score for the table; nothing where it is not known."""
     return "" if part.error is None else f"±{part.error:.3f}"
@@ -219,7 +227,7 @@ def _error_words(part: AnswerPart) -> str:
 
 def _row(part: AnswerPart, signed: bool) -> tuple[str, ...]:
     """Return a part's row of the table: name, score, share, number of tokens, and main tokens."""
-    score = f"{part.score:+.3f}" if signed else f"{part.score:.1%}"
+    score = "" if isnan(part.score) else f"{part.score:{'+.3f' if signed else '.1%'}}"
     share = "" if part.of_documents is None else f"{part.of_documents:{'+' * signed}.1%}"
     name = IN_NO_PART if part.kind == UNNAMED else f"“{part.name}”"
     return name, score, share, f"{part.tokens}", part.most

@@ -94,7 +94,10 @@ def compare_answers(
         expected=f"{kinds[0]}, as the first's",
         cure="Ask both by one method, and both with a foil or both without.",
     )
-    scores = [{(p["name"], p["kind"]): p["score"] for p in of["parts"]} for of in (first, second)]
+    scores = [
+        {(p["name"], p["kind"]): p["score"] for p in of["parts"] if p["score"] is not None}
+        for of in (first, second)
+    ]
     shared = [kind for _, kind in scores[0].keys() & scores[1].keys()]
     require(
         "document" in shared,

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from lim_jax._text_tables import text_table
 from lim_jax.adjoint.masking import mask_gradient
 from lim_jax.attribution.explanation_run import ContextBatch
-from lim_jax.attribution.methods.mask_gradient import WEIGHT
+from lim_jax.attribution.methods.mask_gradient import LENGTH, WEIGHT
 from lim_jax.attribution.parts import UNNAMED, iterate_parts
 from lim_jax.attribution.profile_run import Bar, no_bar
 from lim_jax.attribution.segments import SINK, document_numbers
@@ -74,14 +74,14 @@ def strongest_heads(
 def _by_head(
     loss: LossOfIds, model: CausalLM, ids: Any, y: Any, parts: Any
 ) -> Float[Array, "length layers heads"]:
-    """Return minus the mask gradient by token, layer and head, with documents at `WEIGHT`."""
+    """Return the scores of the method mask-gradient by token, layer and head."""
     x = loss.embed(model, ids, y)
     log_weights = jnp.where(parts >= 0, math.log(WEIGHT), 0).astype(x.dtype)
     grid = token_grid(x.shape[0], x.dtype).weighted(log_weights, parts)
     terminal = jax.tree_util.Partial(as_loss_of_logits(loss.loss).terminal, model)
     weights = jnp.where(parts == SINK, 0, grid.weights)
     by_head = mask_gradient(model.flow, terminal, (x, y), grid).by_head
-    return jnp.moveaxis(-weights[None, None, :] * by_head, -1, 0)
+    return jnp.moveaxis(-LENGTH * weights[None, None, :] * by_head, -1, 0)
 
 
 def heads_table(heads: Sequence[HeadOfPart]) -> str:

@@ -33,8 +33,6 @@ from lim_jax.prompts.contexts import Context
 ROWS = 16  # parts of an answer whose covectors are in memory together
 AT_ONCE = 2  # of these that go through a layer together
 LEAST = 1e-3  # what all documents weigh where they are next to nothing
-# At which log weights of all documents gradients are taken, and the share of each in their sum.
-Rule = Float[np.ndarray, "2 nodes"]
 
 
 def mask_gradients(
@@ -42,10 +40,10 @@ def mask_gradients(
     context: Context,
     answer: Sequence[Segment],
     loss: Loss,
-    rule: Rule,
+    log_weights: Float[np.ndarray, " nodes"],
     run: Run,
-) -> Float[np.ndarray, "answer length"]:
-    """Return minus the loss's derivatives in each token's log weight, summed by the rule's shares.
+) -> Float[np.ndarray, "nodes answer length"]:
+    """Return minus the loss's derivatives in each token's log weight, at log weights of documents.
 
     Every document reads itself as before. The context's first token has no score where it is a
     document's: many heads rest on it, whatever it says.
@@ -53,9 +51,9 @@ def mask_gradients(
     numbers = document_numbers(context)
     rows = answer_rows(model, context, answer, loss)
     batches = None if rows is None else _in_batches(rows)
-    nodes = rule.T.astype(model.embedding.dtype)
-    (columns,) = scores_of_ids(
-        jax.tree_util.Partial(_sum_gradients, *jax.device_put((batches, nodes))),
+    nodes = log_weights.astype(model.embedding.dtype)
+    (by_token,) = scores_of_ids(
+        jax.tree_util.Partial(_gradients_at, *jax.device_put((batches, nodes))),
         model,
         [context.window],
         ask=[context.ask],
@@ -63,7 +61,8 @@ def mask_gradients(
         parts=[numbers],
         **run_options("mask gradient", run),
     )
-    return np.where(numbers != SINK, columns.T[: len(answer)], 0)
+    gradients = np.moveaxis(by_token, 0, -1)[:, : len(answer)]
+    return np.where(numbers != SINK, gradients, 0)
 
 
 def losses_at_ends(
@@ -121,28 +120,27 @@ def _losses_at_ends(
     return jax.lax.map(at, jnp.asarray([math.log(LEAST), 0], x.dtype))
 
 
-def _sum_gradients(
+def _gradients_at(
     batches: Float[Array, "batches rows queries"] | None,
-    nodes: Float[Array, "nodes 2"],
+    log_weights: Float[Array, " nodes"],
     loss: LossOfIds,
     model: CausalLM,
     ids: Int[Array, " length"],
     y: Targets | Contrast,
     parts: Int[Array, " length"],
-) -> Float[Array, "length _"]:
-    """Return minus the mask gradients, summed over nodes, of each row or the whole answer."""
+) -> Float[Array, "length nodes _"]:
+    """Return minus the mask gradients at each log weight, of each row or the whole answer."""
     x = loss.embed(model, ids, y)
 
-    def at(node: Float[Array, "2"]) -> Float[Array, "_ length"]:
-        """Compute one quadrature node's share of the rows' gradients."""
-        log_weight, share = node
+    def at(log_weight: Float[Array, ""]) -> Float[Array, "_ length"]:
+        """Compute the rows' gradients with a log weight on the documents."""
         targets = with_documents_at(log_weight, x, y, parts)
         if batches is None:
-            return share * answer_mask_gradient(loss.loss, model, x, targets)[None]
+            return answer_mask_gradient(loss.loss, model, x, targets)[None]
         assert isinstance(loss.loss, LossOfLogits) and isinstance(targets, Targets)
-        return share * _gradients_of_rows(batches, loss.loss, model, x, targets)
+        return _gradients_of_rows(batches, loss.loss, model, x, targets)
 
-    return -jax.lax.map(at, nodes).sum(axis=0).T
+    return -jnp.moveaxis(jax.lax.map(at, log_weights), -1, 0)
 
 
 def _in_batches(rows: Float[np.ndarray, "rows queries"]) -> Float[np.ndarray, "batches b queries"]:

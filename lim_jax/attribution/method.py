@@ -77,8 +77,9 @@ class Scores(NamedTuple):
     note
         What else is to be known of these scores, in a sentence behind the finding.
     errors
-        The standard deviation of each score after what the method read, NaN where it does not say
-        it; None of methods that have no errors.
+        The standard deviation of each score after what the method read, or what a path's score
+        changed when its gradients were last doubled; NaN where the method does not say it, and None
+        of methods that have no errors.
     losses
         The loss of each part of the answer on the whole context, of methods that read it; None
         else.
@@ -189,9 +190,16 @@ def scores_by_token(
     Scores
         The scores by part, with those by token.
     """
-    columns = [by_token[:, part.positions].sum(axis=1) for part in parts]
-    by_part = np.stack(columns, axis=1) if columns else by_token[:, :0]
+    by_part = sum_by_part(by_token, parts)
     return Scores(answer, parts, by_part, by_token, total_effect, note)
+
+
+def sum_by_part(
+    by_token: Float[np.ndarray, "answer length"], parts: Sequence[Segment]
+) -> Float[np.ndarray, "answer parts"]:
+    """Sum scores of tokens over each part of a context."""
+    columns = [by_token[:, part.positions].sum(axis=1) for part in parts]
+    return np.stack(columns, axis=1) if columns else by_token[:, :0]
 
 
 def require_uncut(answer: Sequence[Segment], why: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from math import isnan, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from lim_jax._checks import AnyPath, as_int, described, require, require_kind, r
 from lim_jax._partial_runs import checkpoint_folder
 from lim_jax.attribution.answer import Answer, AnswerPart
 from lim_jax.attribution.method import Cost, Method, Run, Scores
-from lim_jax.attribution.methods.method_table import chosen_method, method_named
+from lim_jax.attribution.methods.method_table import GRADIENT, INFORMED, PATH, method_named
 from lim_jax.attribution.parts import UNNAMED, iterate_parts
 from lim_jax.attribution.profile_run import Bar, no_bar, require_fitting
 from lim_jax.attribution.segments import (
@@ -23,6 +24,7 @@ from lim_jax.attribution.segments import (
     whole_answer,
 )
 from lim_jax.attribution.support import PASSES, support_of_answer
+from lim_jax.attribution.time_budget import pass_operations
 from lim_jax.attribution.token_text import most_in_words, sum_by_text
 from lim_jax.checkpoints.text import texts_of_ids
 from lim_jax.models.language_model import LanguageModel
@@ -33,6 +35,9 @@ from lim_jax.prompts.own_answers import generate_answers
 from lim_jax.prompts.prompt_files import Line, context_of_line, read_documents, spaced
 
 SENTENCE = 16  # tokens of a sentence of an answer that is not known yet
+# Up to so many operations the mask path is the method where none is named: some twenty seconds of
+# two cores, and less than one of a graphics card.
+AFFORDABLE = 3e12
 
 
 class Question(NamedTuple):
@@ -40,7 +45,7 @@ class Question(NamedTuple):
 
     question: str
     documents: AnyPath | Sequence[str | Document]
-    method: str
+    method: str | None
     passes: int | None
     parts: AnswerParts | None
     document_parts: DocumentParts | None
@@ -60,6 +65,8 @@ class ReadQuestion(NamedTuple):
         The question, and the line of a file that would ask it.
     read
         The context, or the prompt whose answer the model is to give.
+    method_name
+        The method, the one that was asked for or the default.
     loss
         Its name.
     answer_parts, document_parts
@@ -69,6 +76,7 @@ class ReadQuestion(NamedTuple):
     question: Question
     line: Line
     read: Context | PromptOnly
+    method_name: str
     loss: LossName
     answer_parts: AnswerParts
     document_parts: DocumentParts
@@ -76,7 +84,7 @@ class ReadQuestion(NamedTuple):
     @property
     def method(self) -> Method:
         """The method, with the budget that was asked for."""
-        return method_named(self.question.method, self.question.passes)
+        return method_named(self.method_name, self.question.passes)
 
     def cost(self, model: LanguageModel) -> Cost:
         """Return the cost of scores and support, estimated where the answer is not known yet."""
@@ -90,6 +98,13 @@ class ReadQuestion(NamedTuple):
             parts = len(self.line.documents) + 2  # the question and the rest too
         cost = self.method.cost(parts, answer)
         return cost if self.question.foil else cost._replace(passes=cost.passes + PASSES)
+
+    def operations(self, model: LanguageModel) -> int:
+        """Return about how many operations scores and support take."""
+        tokens = self.read.length
+        if isinstance(self.read, PromptOnly):
+            tokens += self.question.answer_tokens
+        return self.cost(model).total * pass_operations(model.network, tokens)
 
 
 def ask(
@@ -123,9 +138,10 @@ def ask(
     documents
         A folder of texts, a file of texts, or a list of texts or of `Document`.
     method
-        How parts are scored, by a name of `attribution.methods.method_table`: "mask-gradient", the
-        default, "mask-path", "influence", "gradient-times-input", "integrated-gradients",
-        "rollout", "leave-one-out", "ablations" or "informed".
+        How parts are scored, by a name of `attribution.methods.method_table`: "mask-path", the
+        default where it takes seconds; "mask-gradient", the default of longer texts and larger
+        models; "influence", "gradient-times-input", "integrated-gradients", "rollout",
+        "leave-one-out", "ablations" or "informed".
     passes
         About how many times the method "informed", which is then the default, may read the whole
         context, by default 24: the more, the smaller are the errors of its scores. From 20 on it
@@ -179,7 +195,7 @@ def ask(
     request = Question(
         question,
         documents,
-        method=chosen_method(method, passes),
+        method=method,
         passes=passes,
         parts=parts,
         document_parts=document_parts,
@@ -201,8 +217,10 @@ def read_question(model: LanguageModel, question: Question) -> ReadQuestion:
     """
     as_int(question.max_length, "max_length")
     as_int(question.answer_tokens, "answer_tokens")
-    answer_parts = parts_of_answer(question.method, question.foil, question.parts)
-    method = method_named(question.method, question.passes)
+    default = PATH if question.passes is None else INFORMED
+    name = question.method or default
+    answer_parts = parts_of_answer(name, question.foil, question.parts)
+    method = method_named(name, question.passes)
     document_parts = question.document_parts or method.document_parts
     line = question_line(
         model,
@@ -214,7 +232,10 @@ def read_question(model: LanguageModel, question: Question) -> ReadQuestion:
     )
     loss: LossName = "contrast" if question.foil else "margin"
     read = context_of_line(line, model.tokenizer, loss, question.max_length)
-    return ReadQuestion(question, line, read, loss, answer_parts, document_parts)
+    prompt = ReadQuestion(question, line, read, name, loss, answer_parts, document_parts)
+    if question.method is None and name == PATH and prompt.operations(model) > AFFORDABLE:
+        return prompt._replace(method_name=GRADIENT)  # of the same parts
+    return prompt
 
 
 def answer_question(model: LanguageModel, prompt: ReadQuestion, run: Run) -> Answer:
@@ -235,7 +256,7 @@ def answer_question(model: LanguageModel, prompt: ReadQuestion, run: Run) -> Ans
         text=answer_text(context, model.tokenizer),
         foil=prompt.line.foil.strip(),
         cut=context.cut,
-        method=question.method,
+        method=prompt.method_name,
         parts=part_rows(prompt.line, context, scores),
         context=context,
         scores=scores,
@@ -336,20 +357,23 @@ def part_rows(line: Line, context: Context, scores: Scores) -> tuple[AnswerPart,
 
     def part(name: str, kind: str, positions: np.ndarray) -> AnswerPart:
         """Return the row of one part: its score, its share of documents' scores, its tokens."""
-        score = by_name.get((name, kind), 0.0)
         error = errors.get((name, kind))
+        score = by_name.get((name, kind), nan)
         most = ""
         kind = kind if kind == UNNAMED else kinds.get(name, "message")
         if scores.tokens is not None:
             speaking_for = np.maximum(scores.tokens, 0)
             by_text = sum_by_text(context.tokens, speaking_for, positions.tolist())
             most = most_in_words(by_text) if any(by_text.values()) else ""
-        share_of_documents = score / total if kind == "document" else None
+        share_of_documents = None
+        if kind == "document":
+            score = 0.0 if isnan(score) else score  # one that has no tokens gives nothing
+            share_of_documents = score / total
         share = positions.size / context.length
         return AnswerPart(name, kind, score, share_of_documents, positions.size, share, most, error)
 
     parts = [part(*named, positions) for named, positions in iterate_parts(context)]
-    parts.sort(key=lambda part: (part.kind == UNNAMED, part.kind != "document", -part.score))
+    parts.sort(key=lambda p: (p.kind == UNNAMED, p.kind != "document", -np.nan_to_num(p.score)))
     return tuple(parts)
 
 

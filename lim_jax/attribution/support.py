@@ -36,11 +36,15 @@ class Support(NamedTuple):
         By how much the answer's log odds fall where the document is taken out of the text.
     total_effect
         By how much they rise as all documents come in; None where the method does not say it.
+    loss_without_copies
+        By how much they fall where others of which one suffices are taken out with it; None where
+        the method names none.
     """
 
     name: str
     loss: float
     total_effect: float | None
+    loss_without_copies: float | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -49,7 +53,7 @@ class Support(NamedTuple):
         Where two documents state it, it loses little without one, and they give it much together.
         So it is never unsupported by a method that does not say what all documents give.
         """
-        if self.loss >= SUPPORTED:
+        if max(self.loss, self.loss_without_copies or 0.0) >= SUPPORTED:
             return "supported"
         little = self.total_effect is not None and self.total_effect < LITTLE
         return "unsupported" if little and self.loss < UNSUPPORTED else "unclear"
@@ -91,4 +95,10 @@ def support_of_answer(
     whole = losses[0] if scores.losses is None else scores.losses.sum()
     effects = scores.total_effect
     total_effect = None if effects is None else float(effects.sum())
-    return Support(name, float(losses[-1] - whole), total_effect)
+    groups = [] if scores.together is None else scores.together.groups
+    of_copies = [
+        group.loss_without_all
+        for group in groups
+        if group.relation == "one suffices" and name in group.names
+    ]
+    return Support(name, float(losses[-1] - whole), total_effect, max(of_copies, default=None))

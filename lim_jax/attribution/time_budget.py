@@ -140,7 +140,7 @@ def estimate_seconds(
     `contexts_to_answer` are answered before. Products are made in `compute`, without it as the
     network makes them, and all else in float32.
     """
-    passes = [_pass_operations(network, padded_size(network, length)) for length in lengths]
+    passes = [pass_operations(network, padded_size(network, length)) for length in lengths]
     # Weights that are left in their files are read for a page and for energies.
     twice = network.flow.is_offloaded
     measured = ENERGIES / 3 * cost * sum(passes if twice else passes[contexts_on_page:])
@@ -153,7 +153,7 @@ def estimate_seconds(
     return COMPILING + operations * (product + (1 / PASS_RATE - 1) * each)
 
 
-def _pass_operations(network: CausalLM, tokens: int) -> int:
+def pass_operations(network: CausalLM, tokens: int) -> int:
     """Count a forward pass's operations: two for each weight and token, and those of reading."""
     layers = network.flow.layers
     width = network.embedding.shape[1]

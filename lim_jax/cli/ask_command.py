@@ -11,7 +11,6 @@ from lim_jax._checks import as_path
 from lim_jax.attribution.answer import Answer
 from lim_jax.attribution.files import write_answer
 from lim_jax.attribution.method import Run
-from lim_jax.attribution.methods.method_table import chosen_method
 from lim_jax.attribution.questions import Question, ReadQuestion, answer_question, read_question
 from lim_jax.attribution.segments import AnswerParts, DocumentParts
 from lim_jax.cli.answers import answer_notes
@@ -90,7 +89,7 @@ def ask(
     request = Question(
         question,
         documents,
-        method=chosen_method(method, passes),
+        method=method,
         passes=passes,
         parts=parts,
         document_parts=document_parts,
@@ -118,7 +117,7 @@ def ask(
         write_answer(answered, folder)
         written = "answer.json and tables"
         if html:
-            about = {"model": opened.name, "method": request.method}
+            about = {"model": opened.name, "method": answered.method}
             page = answer_page(answered, about).save(folder / "answer.html")
             written = f"answer.json, tables and {page.name}"
         print(f"Wrote {written} to {folder}.")
@@ -137,4 +136,4 @@ def _announce(model: models.LanguageModel, prompt: ReadQuestion) -> None:
     work = "Answering and measuring" if answers_itself else "Measuring"
     cost = prompt.cost(model)
     takes = estimated_time(model.network, [prompt.read.length], 0, int(answers_itself), cost.total)
-    tqdm.write(f"{work} {prompt.read.length} tokens by {prompt.question.method}, {cost}: {takes}")
+    tqdm.write(f"{work} {prompt.read.length} tokens by {prompt.method_name}, {cost}: {takes}")

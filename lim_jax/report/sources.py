@@ -10,7 +10,7 @@ from jaxtyping import Float
 from lim_jax._checks import require_extra
 from lim_jax.attribution.answer import Answer
 from lim_jax.attribution.answer_comparison import dots_after
-from lim_jax.attribution.method import Scores, scores_by_token
+from lim_jax.attribution.method import Scores, sum_by_part
 from lim_jax.attribution.methods.method_table import METHODS
 from lim_jax.attribution.segments import Segment, cut_tokens, document_segments
 from lim_jax.attribution.token_text import UNKNOWN, group_tokens, in_text, readable
@@ -21,7 +21,7 @@ from lim_jax.report.page import HERE, template
 
 MANY = 5  # documents stand in their own order up to so many
 STEPS = 127
-EDGES = (0.01, 0.03, 0.1, 0.3, 1)  # of a token's score, from which on it has one shade more
+EDGES = (0.02, 0.06, 0.2, 0.6, 2)  # of a token's score, from which on it has one shade more
 DIGITS = 4
 UNIT = "in log odds, on average over the answer's tokens"
 OVER_FOIL = "in log odds, of the answer over the foil"
@@ -132,17 +132,27 @@ def sources_page(
 def _shown_scores(scores: Scores, context: Context) -> Scores:
     """Return scores by sentence and token; those of parts alone spread evenly over their tokens.
 
-    What is within two errors of zero has no shade.
+    What is within two errors of zero has no shade. Errors are of the parts that were scored: a page
+    of sentences has them where these are the same.
     """
-    if scores.by_token is not None:
-        return scores_by_token(scores.answer, document_segments(context), scores.by_token)
     parts = [scores.parts[column] for column in scores.documents.tolist()]
-    by_part = scores.by_part[:, scores.documents]
     errors = None if scores.errors is None else scores.errors[:, scores.documents]
-    sure = by_part if errors is None else np.where(np.abs(by_part) > 2 * errors, by_part, 0)
-    by_token = np.zeros((len(scores.answer), context.length))
-    for part, column in zip(parts, sure.T, strict=True):
-        by_token[:, part.positions] += column[:, None] / part.positions.size
+    if scores.by_token is None:
+        by_part = scores.by_part[:, scores.documents]
+        by_token = np.zeros((len(scores.answer), context.length))
+        for part, column in zip(parts, by_part.T, strict=True):
+            by_token[:, part.positions] += column[:, None] / part.positions.size
+    else:
+        by_token = scores.by_token.copy()
+        sentences = document_segments(context)
+        by_part = sum_by_part(by_token, sentences)
+        if [part.positions.tolist() for part in parts] != [s.positions.tolist() for s in sentences]:
+            errors = None
+        parts = sentences
+    if errors is not None:
+        unsure = ~(np.abs(by_part) > 2 * errors)
+        for part, rows in zip(parts, unsure.T, strict=True):
+            by_token[np.ix_(rows, part.positions)] = 0
     return Scores(scores.answer, parts, by_part, by_token, errors=errors)
 
 

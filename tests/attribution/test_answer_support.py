@@ -13,6 +13,7 @@ from lim_jax.attribution.method import Run, Scores
 from lim_jax.attribution.methods import informed, leave_one_out, mask_gradient, mask_path
 from lim_jax.attribution.segments import answer_segments, context_segments
 from lim_jax.attribution.support import Support, support_of_answer
+from lim_jax.attribution.together import Together
 from lim_jax.models.language_model import LanguageModel
 
 FEW = support.UNSUPPORTED
@@ -35,6 +36,13 @@ LITTLE = support.LITTLE
 )
 def test_a_verdict_follows_from_two_numbers(loss, total_effect, verdict):
     assert Support("guide", loss, total_effect).verdict == verdict
+
+
+def test_a_copy_is_no_reason_to_doubt_an_answer():
+    """It loses little without either, and much without both."""
+    assert Support("guide", 0.1, 0.2, MANY).verdict == "supported"
+    assert Support("guide", 0.1, 0.2, MANY - 0.01).verdict == "unsupported"
+    assert Support("guide", MANY, 0.2, 0.1).verdict == "supported"
 
 
 def test_little_is_told_beside_what_supported_answers_lose():
@@ -102,6 +110,34 @@ def test_the_document_that_scores_most_is_taken_out_of_the_text():
     assert read.name == "second" and read.total_effect == 0.75
     np.testing.assert_allclose(read.loss, without - whole, rtol=1e-9)
     np.testing.assert_allclose(without_whole.loss, without - 3, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("losses", "without_copies"),
+    [
+        ([0, 0.1, 0.2, 2.5, 0, 0.1, 0.2, 2.5], 2.5),  # of "first" and "second" one suffices
+        ([0, 0.1, 0.2, 0.1, 0.2, 0.1, 2.5, 0.2], 2.5),  # of "second" and "third"
+        ([0, 0.1, 0.2, 0.1, 0.2, 2.5, 0.2, 0.2], None),  # of "first" and "third"
+        ([0, 2.4, 2.3, 2.5, 0, 2.4, 2.3, 2.5], None),  # both are needed
+    ],
+)
+def test_copies_of_the_document_that_scores_most_are_taken_out_with_it(losses, without_copies):
+    """The sets have been read: number 3 is without the first two, 6 without the last two."""
+    model = byte_network(64, depth=1, seed=3)
+    parts = context_segments(CONTEXT)
+    names = tuple(parts[column].within for column in range(3))
+    by_part = np.array([[1.0, 2.0, 0.5, 9.0]])
+    together = Together(names, np.array(losses, float))
+    scores = Scores(
+        answer_segments(CONTEXT, None, "answer"),
+        parts,
+        by_part,
+        losses=np.array([1.0]),
+        together=together,
+    )
+    support_of_second = support_of_answer(model, CONTEXT, scores, LOSS, Run())
+    assert support_of_second is not None and support_of_second.name == names[1]
+    assert support_of_second.loss_without_copies == without_copies
 
 
 @pytest.mark.slow

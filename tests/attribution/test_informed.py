@@ -12,7 +12,7 @@ from reference.networks import byte_network
 import lim_jax as lim
 from lim_jax.attribution.method import Run
 from lim_jax.attribution.methods import informed, mask_gradient
-from lim_jax.attribution.methods.method_table import chosen_method, method_named
+from lim_jax.attribution.methods.method_table import method_named
 from lim_jax.attribution.segments import answer_segments, context_segments, whole_answer
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.language_model import LanguageModel
@@ -141,10 +141,7 @@ def test_texts_are_what_the_mask_gradient_leaves_of_the_passes(passes, answer, t
     assert informed.cost(passes, answer).total == max(passes, 3 + 2 * answer)
 
 
-def test_a_budget_chooses_the_method_that_has_one():
-    assert chosen_method(None, None) == "mask-gradient"
-    assert chosen_method(None, 8) == "informed"
-    assert chosen_method("rollout", None) == "rollout"
+def test_a_budget_is_taken_by_the_method_that_has_one():
     assert method_named("informed", 9).cost(4, 1).total == 9
     with pytest.raises(ValueError, match="passes: got 8 with the method 'rollout'"):
         method_named("rollout", 8)
@@ -162,5 +159,7 @@ def test_ask_takes_a_budget_and_shows_errors():
     assert errors["document"] is not None and errors["question"] is None
     assert f"±{answered.parts[0].error:.3f}" in rows[0] and "±" not in rows[-1]
     assert answered.record()["parts"][0]["error"] == answered.parts[0].error
-    without = lim.ask(LanguageModel(network), "Who sang?", DOCUMENTS, answer="It")
+    without = lim.ask(
+        LanguageModel(network), "Who sang?", DOCUMENTS, answer="It", method="mask-gradient"
+    )
     assert without.method == "mask-gradient" and "error" not in without.table

@@ -79,7 +79,7 @@ PARTS = [*answer_segments(CONTEXT, None, "token"), *answer_segments(CONTEXT, Non
 
 
 @pytest.fixture(scope="module")
-def derivatives(model):
+def slopes(model):
     """Minus the loss's derivatives, by JAX through the whole network on the unpadded context.
 
     The document loses weight but for the context's first token, which has no score; the question
@@ -105,8 +105,14 @@ def derivatives(model):
     assert (np.asarray(numbers)[inside] >= 0).all() and (np.asarray(numbers)[~inside] < 0).all()
     at = jnp.where(inside, jnp.log(0.2), 0)
     gradients = eqx.filter_jit(jax.vmap(jax.grad(of_row, 1), (0, None)))
-    slopes = gradients(jax.device_put(weights), at)
-    return np.where(np.arange(CONTEXT.length) > 0, slopes, 0)
+    derivatives = gradients(jax.device_put(weights), at)
+    return np.where(np.arange(CONTEXT.length) > 0, derivatives, 0)
+
+
+@pytest.fixture(scope="module")
+def derivatives(slopes):
+    """The slopes times the length of the way from the weight 0.04 to one in the log weight."""
+    return np.log(25) * slopes
 
 
 @pytest.mark.slow
@@ -128,14 +134,14 @@ def test_scores_are_derivatives_and_those_of_tokens_sum_to_the_answers(
 @pytest.mark.slow
 def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch, tmp_path):
     """Each row's scores sum to what the document gave its part, by the whole network's losses."""
-    monkeypatch.setattr(mask_path, "NODES", 1)
+    monkeypatch.setattr(mask_path, "NODES", 3)
     monkeypatch.setattr(mask_path, "SHOWN", 0.0)
     taken = []
     measured = mask_path.mask_gradients
 
-    def counted(model, context, answer, loss, rule, run):
-        taken.append((rule.shape[1], len(answer)))
-        return measured(model, context, answer, loss, rule, run)
+    def counted(model, context, answer, loss, log_weights, run):
+        taken.append((len(log_weights), len(answer)))
+        return measured(model, context, answer, loss, log_weights, run)
 
     monkeypatch.setattr(mask_path, "mask_gradients", counted)
     sharp = jax.tree.map(lambda leaf: 3 * leaf, model)
@@ -163,10 +169,10 @@ def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch, tmp
         np.testing.assert_allclose(total_effect, expected, rtol=1e-8)
         assert abs(added - total_effect) <= abs(total_effect) / 20
     nodes = [count for count, _ in taken]
-    assert nodes == [2**power for power in range(len(taken))] and len(taken) > 1
+    assert nodes == [3, 4, 8, 16, 32][: len(taken)] and len(taken) > 1, "nodes between the others"
     left = [rows for _, rows in taken]
     assert left[0] == 4 and left == sorted(left, reverse=True) and scores.note == ""
-    monkeypatch.setattr(mask_path, "MOST_NODES", 1)
+    monkeypatch.setattr(mask_path, "MOST_NODES", 3)
     once = mask_path.scores(sharp, CONTEXT, rows, DOCUMENTS, LOSS, Run())
     assert once.total_effect is not None and once.by_token is not None
     off = np.abs(once.by_token.sum(axis=1) - once.total_effect)
@@ -175,11 +181,24 @@ def test_rows_of_a_path_take_as_many_gradients_as_add_up(model, monkeypatch, tmp
     assert f"by {off[far].max():.2f} at most" in once.note
 
 
+@pytest.mark.parametrize("nodes", [1, 3, 7, 15])
+def test_a_rule_integrates_powers_of_the_weights_root_over_the_log_weight(nodes):
+    """Times that root: of an interpolating rule on n nodes all below the n-th are exact."""
+    rule = mask_path.nested_rule(nodes)
+    assert np.all(rule.log_weights > np.log(1e-3)) and np.all(rule.log_weights < 0)
+    roots = np.exp(rule.log_weights / 2)
+    for power in range(1, nodes + 1):
+        exact = 2 / power * (1 - 1e-3 ** (power / 2))
+        np.testing.assert_allclose(rule.shares @ roots**power, exact, rtol=1e-11)
+    finer = mask_path.nested_rule(2 * nodes + 1)
+    np.testing.assert_allclose(finer.log_weights[1::2], rule.log_weights, rtol=1e-12)
+
+
 def test_a_note_counts_the_parts_that_do_not_add_up():
     """Of three the second, by half a unit, and the third, by one."""
     by_token = np.array([[1.0, 2], [0.5, 0], [1, 1]])
     note = mask_path._note(by_token, np.array([3.0, 1, 3]))
-    assert note.startswith("For 2 of 3 parts of the answer, after 64 gradients, ")
+    assert note.startswith("For 2 of 3 parts of the answer, after 63 gradients, ")
     assert note.endswith("by 1.00 at most.")
 
 
@@ -213,7 +232,7 @@ def test_scores_are_kept_in_a_table_and_as_labelled_arrays(tmp_path):
 
 @pytest.mark.slow
 def test_layers_in_files_are_read_at_most_twice_and_not_again_from_a_checkpoint(
-    model, derivatives, tmp_path
+    model, slopes, tmp_path
 ):
     reads = []
 
@@ -225,13 +244,13 @@ def test_layers_in_files_are_read_at_most_twice_and_not_again_from_a_checkpoint(
     away = eqx.tree_at(lambda model: model.flow.layers, model, layers)
     reads.clear()
     gradients = mask_gradients.mask_gradients
-    rule = np.array([[np.log(0.2)], [1.0]])
+    at = np.log([0.2])
     for _ in range(2):
-        slopes = gradients(away, CONTEXT, PARTS[-1:], LOSS, rule, Run(tmp_path))
+        (by_token,) = gradients(away, CONTEXT, PARTS[-1:], LOSS, at, Run(tmp_path))
         jax.effects_barrier()
-        np.testing.assert_allclose(slopes, derivatives[-1:], rtol=1e-9, atol=1e-14)
+        np.testing.assert_allclose(by_token, slopes[-1:], rtol=1e-9, atol=1e-14)
     with pytest.raises(Refusal, match="checkpoint: got .*, of function"):
-        gradients(away, CONTEXT, PARTS[:1], LOSS, rule, Run(tmp_path))
+        gradients(away, CONTEXT, PARTS[:1], LOSS, at, Run(tmp_path))
     assert len(reads) <= 4
 
 
@@ -273,8 +292,8 @@ def test_answers_of_other_lengths_have_one_program(model, method):
 
 
 def test_a_path_over_a_foil_adds_up_to_what_the_document_gives(model, monkeypatch):
-    """Each of sixteen gradients counts for its share, also where the whole answer has one loss."""
-    monkeypatch.setattr(mask_path, "NODES", 16)
+    """Each of fifteen gradients counts for its share, also where the whole answer has one loss."""
+    monkeypatch.setattr(mask_path, "NODES", 15)
     sharp = jax.tree.map(lambda leaf: 3 * leaf, model)
     context = tokenize_context(RenderedPrompt(TEXT, SPANS), " It", loss="contrast", foil=" He")
     documents = document_segments(context, "documents")

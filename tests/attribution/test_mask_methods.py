@@ -29,6 +29,7 @@ CONTEXT = tokenize_context(RenderedPrompt(TEXT, SPANS), " It", loss="margin")
 LENGTH = CONTEXT.length
 HEADS = 2
 DEPTH = 2
+LENGTH_OF_PATH = np.log(25)  # from the square of the weight a fifth to one
 NUMBERS = np.full(LENGTH, -1)
 NUMBERS[1:3], NUMBERS[5:10] = 0, 1  # the first token belongs to no part
 INSIDE = NUMBERS >= 0
@@ -84,8 +85,8 @@ def loss_where_documents_weigh(network, weight):
 
 @pytest.fixture(scope="module")
 def mask_gradient(network):
-    """Minus the slopes where documents weigh 0.2, and none of the context's first token."""
-    gradient = -slopes(network, np.where(INSIDE, np.log(0.2), 0))
+    """Minus the slopes where documents weigh 0.2, times log 25, and none of the first token."""
+    gradient = -LENGTH_OF_PATH * slopes(network, np.where(INSIDE, np.log(0.2), 0))
     assert abs(gradient[0]) > 1e-4, "otherwise the first token would have a score"
     return np.where(np.arange(LENGTH) > 0, gradient, 0)
 
@@ -112,7 +113,7 @@ def test_each_token_of_the_answer_counts_by_its_own_weight(network, mask_gradien
     assert len(rows) == len(places) == 3
     for row, place in zip(rows, places, strict=True):
         alone = np.where(np.arange(LENGTH) == place, 1 / 3, 0)
-        expected = -slopes(network, at, query_weights=alone)
+        expected = -LENGTH_OF_PATH * slopes(network, at, query_weights=alone)
         np.testing.assert_allclose(row[1:], expected[1:], rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(rows.sum(axis=0), mask_gradient, rtol=1e-9, atol=1e-13)
 
@@ -159,6 +160,35 @@ def test_a_path_integrates_mask_gradients_of_documents_alone(network, path, part
     assert not answered.tokens[~INSIDE].any()
 
 
+def interpolating_path(network, nodes):
+    """The path by the rule that is exact for polynomials in the weight's root, on Fejér's nodes."""
+    first = np.sqrt(1e-3)
+    places = np.cos(np.pi * np.arange(1, nodes + 1) / (nodes + 1))
+    roots = (1 + first + (1 - first) * places) / 2
+    powers = np.arange(nodes)[:, None]
+    integrals = (1 - first ** (powers[:, 0] + 1)) / (powers[:, 0] + 1)
+    shares = np.linalg.solve(roots**powers, integrals) * 2 / roots
+    rows = slopes(network, np.where(INSIDE, 2 * np.log(roots)[:, None], 0))
+    return np.where(INSIDE, -shares @ rows, 0)
+
+
+def test_a_paths_error_is_what_three_gradients_in_place_of_seven_change(network):
+    """By document, each with its sign lost; what no document has, has no score and no error."""
+    answered = ask_model(network, "mask-path", parts="answer", document_parts="documents")
+    fine, coarse = (interpolating_path(network, nodes) for nodes in (7, 3))
+    by_name = {part.name: part for part in answered.parts}
+    for name in ("document 1", "document 2"):
+        start, end = PLACES[name]
+        np.testing.assert_allclose(by_name[name].score, fine[start:end].sum(), rtol=1e-9)
+        change = (fine - coarse)[start:end].sum()
+        assert abs(change) > 1e-6
+        np.testing.assert_allclose(by_name[name].error, abs(change), rtol=1e-6)
+    for name in ("question", ""):
+        assert np.isnan(by_name[name].score) and by_name[name].error is None
+    question = [row for row in f"{answered}".splitlines() if row.startswith("“question”")]
+    assert question == [f"“question”{'4':>{len(question[0]) - len('“question”')}}"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["mask-gradient", "mask-path"])
 def test_documents_give_the_loss_without_them_less_that_of_the_whole(network, method):
@@ -187,7 +217,7 @@ def test_heads_gave_the_slopes_in_their_own_log_weights(network, heads):
     moves = np.zeros((DEPTH, HEADS, LENGTH, DEPTH, HEADS, LENGTH))
     for layer, head, token in np.ndindex(DEPTH, HEADS, LENGTH):
         moves[layer, head, token, layer, head, token] = numpy_network.STEP
-    by_head = -numpy_network.derivative(numpy_losses(network, at + 1j * moves))
+    by_head = -LENGTH_OF_PATH * numpy_network.derivative(numpy_losses(network, at + 1j * moves))
     assert np.abs(by_head[:, :, 0]).max() > 1e-5
     by_head[:, :, 0] = 0
     assert len(heads) == len(PLACES) * DEPTH * HEADS

@@ -330,13 +330,13 @@ def test_methods_say_their_cost():
         "1 pass",
         "11 passes",
     ]
-    assert str(METHODS["mask-path"].cost(10, 3)) == "24 gradients"
+    assert str(METHODS["mask-path"].cost(10, 3)) == "21 gradients"
     # Of an answer in two parts the path back is taken twice, and the ends of the path once.
     totals = {name: method.cost(10, 2).total for name, method in METHODS.items()}
     assert totals == {
         "influence": 3,
         "mask-gradient": 7,
-        "mask-path": 42,
+        "mask-path": 37,
         "gradient-times-input": 3,
         "integrated-gradients": 24,
         "rollout": 1,

@@ -13,10 +13,12 @@ import pytest
 from reference.networks import byte_network
 
 import lim_jax as lim
+from lim_jax.attribution import questions
 from lim_jax.attribution.answer import AnswerPart, answer_finding
 from lim_jax.attribution.files import write_answer
 from lim_jax.attribution.methods.method_table import METHODS
 from lim_jax.attribution.questions import Question, question_line, read_question
+from lim_jax.attribution.time_budget import pass_operations
 from lim_jax.checkpoints.text import ChatTemplate
 from lim_jax.models import CausalLM, LanguageModel, Targets
 from lim_jax.models.foils import contrast, contrast_loss
@@ -232,26 +234,59 @@ def test_a_question_keeps_what_is_finished_where_it_is_told_to(ask, tmp_path):
     np.testing.assert_array_equal(kept.tokens, alone.tokens)
 
 
+def read_with(network, **options):
+    """What `ask` would read and compute; the options in place of its own."""
+    asked = {
+        "method": None,
+        "passes": None,
+        "parts": None,
+        "document_parts": None,
+        "chat": True,
+        "answer": None,
+        "answer_tokens": 40,
+        "foil": "No",
+        "max_length": 4096,
+    }
+    return read_question(LanguageModel(network), Question(QUESTION, DOCUMENTS, **asked | options))
+
+
+def test_the_path_is_taken_where_it_is_cheap_and_one_gradient_else(network, monkeypatch):
+    """What is cheap goes by the operations of scores and support, of an answer to come too."""
+    prompt = read_with(network, foil="", parts="token")
+    assert prompt.method_name == "mask-path"
+    passes = 7 + 2 + 2 * 7 * 40 + 1
+    assert prompt.cost(LanguageModel(network)).total == passes
+    operations = passes * pass_operations(network, prompt.read.length + 40)
+    assert prompt.operations(LanguageModel(network)) == operations
+    known = read_with(network, foil="", parts="token", answer="It")
+    of_known = (7 + 2 + 2 * 7 * 3 + 1) * pass_operations(network, known.read.length)
+    assert known.operations(LanguageModel(network)) == of_known
+    monkeypatch.setattr(questions, "AFFORDABLE", operations)
+    assert read_with(network, foil="", parts="token").method_name == "mask-path"
+    monkeypatch.setattr(questions, "AFFORDABLE", operations - 1)
+    longer = read_with(network, foil="", parts="token")
+    assert longer.method_name == "mask-gradient"
+    assert longer.cost(LanguageModel(network)).total == 3 + 2 * 40 + 1
+    monkeypatch.setattr(questions, "AFFORDABLE", 0)
+    assert read_with(network, method="mask-path").method_name == "mask-path"
+    assert read_with(network, method="rollout").method_name == "rollout"
+    assert read_with(network, passes=8).method_name == "informed"
+
+
 def test_a_question_foretells_what_scoring_takes(network):
     """Of an answer that is not known as many tokens as it may have, and a sentence of each 16; and
     beside no foil one pass of the text without a document."""
     model = LanguageModel(network)
 
     def cost(method, *, answer=None, parts=None, document_parts=None, foil="No"):
-        question = Question(
-            QUESTION,
-            DOCUMENTS,
+        read = read_with(
+            network,
             method=method,
-            passes=None,
+            answer=answer,
             parts=parts,
             document_parts=document_parts,
-            chat=True,
-            answer=answer,
-            answer_tokens=40,
             foil=foil,
-            max_length=4096,
         )
-        read = read_question(model, question)
         return read.cost(model)
 
     def of_answer(parts):

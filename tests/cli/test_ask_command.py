@@ -215,7 +215,7 @@ def test_what_documents_give_along_a_path_adds_up(folder, documents, monkeypatch
 
     So do parts of documents, for all parts of the answer together.
     """
-    monkeypatch.setattr(mask_path, "NODES", 16)
+    monkeypatch.setattr(mask_path, "NODES", 15)
     model = models.LanguageModel.from_pretrained(folder, "float64")
     answer = ask(model, "bc", documents, method="mask-path", answer="ab", foil="f")
     total = sum(part.score for part in answer.parts)

@@ -496,7 +496,7 @@ def test_a_layer_that_reads_a_state_is_counted_by_its_chunks(monkeypatch):
     of_head = 2**3 + 2**2 * features + 2 * 2 * size * features  # decays, in the chunk, the state
     chunk = 2 * (groups * 2**2 * size + heads * of_head)
     expected = 2 * weights * (tokens + 32) + 2 * WIDTH * tokens**2 + 3 * chunk
-    assert time_budget._pass_operations(network, tokens) == expected
+    assert time_budget.pass_operations(network, tokens) == expected
     # No blocks in closed form.
     assert time_budget._certificate_seconds(network, tokens, 2, gradient=0.5) == 35 * 0.5 * 2
 

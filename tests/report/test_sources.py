@@ -8,7 +8,7 @@ from reference.pages import Read
 from reference.sources import CONTEXT, SCRIPT, made_scores, written
 
 from lim_jax.attribution.method import Scores, scores_by_token
-from lim_jax.attribution.segments import answer_segments, context_segments
+from lim_jax.attribution.segments import answer_segments, context_segments, document_segments
 from lim_jax.attribution.together import Together
 from lim_jax.prompts.contexts import tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
@@ -45,9 +45,9 @@ def test_the_data_are_the_scores_of_what_is_shown_and_texts_are_escaped(tmp_path
     error = np.abs(shown[:, first] - by_token[:, place])
     assert (error <= 0.51 * np.array(data["scales"])).all()
     assert len(page.all("script")) == 2 and SCRIPT in page.all("p")[-3]["text"]
-    assert data["edges"] == [0.01, 0.03, 0.1, 0.3, 1]
+    assert data["edges"] == [0.02, 0.06, 0.2, 0.6, 2]
     keys = [(key["data-shade"], key["inner"]) for key in page.all("span", "key")]
-    assert keys[:2] == [("1", "+0.01"), ("2", "+0.03")] and keys[-1] == ("-5", "−1")
+    assert keys[:2] == [("1", "+0.02"), ("2", "+0.06")] and keys[-1] == ("-5", "−2")
     assert len(keys) == 10
 
 
@@ -72,6 +72,32 @@ def test_what_is_within_two_errors_of_zero_has_no_shade_and_its_error_is_told():
     np.testing.assert_allclose(shaded.sum(axis=1), [3 * 0.5, 4.5], rtol=0.1)
     plain = Read(sources_page(scores._replace(errors=None), CONTEXT, question="?", how="drawn"))
     assert plain.json("data")["errors"] is None
+
+
+def test_tokens_of_a_sentence_within_two_errors_of_zero_have_no_shade():
+    """Errors of sentences are told of; those of other parts are no sentences' and not shown."""
+    parts = document_segments(CONTEXT)
+    answer = answer_segments(CONTEXT, None, "answer")
+    by_token = np.ones((1, CONTEXT.length))
+    sizes = np.array([part.positions.size for part in parts])
+    errors = np.where(np.arange(len(parts)) % 2, 0.51, 0.49) * sizes[None]
+    scores = scores_by_token(answer, parts, by_token)._replace(errors=errors)
+    page = Read(sources_page(scores, CONTEXT, question="?", how="drawn"))
+    data = page.json("data")
+    steps = np.frombuffer(base64.b64decode(data["steps"]), np.int8)
+    inside = sum(sizes[::2])
+    others = CONTEXT.length - sum(sizes)
+    (scale,) = data["scales"]
+    rounding = 0.51 * scale * len(steps)
+    np.testing.assert_allclose(steps.sum() * scale, inside + others, atol=rounding)
+    assert sizes[1::2].sum() > 2 * rounding
+    assert np.sort(np.ravel(data["errors"])) == pytest.approx(np.sort(errors[0]), rel=1e-3)
+    assert sum(np.ravel(data["parts"])) == pytest.approx(sum(sizes))
+    documents = document_segments(CONTEXT, "documents")
+    scores = scores_by_token(answer, documents, by_token)
+    of_documents = scores._replace(errors=np.full((1, len(documents)), 1e3))
+    data = Read(sources_page(of_documents, CONTEXT, question="?", how="drawn")).json("data")
+    assert data["errors"] is None and np.frombuffer(base64.b64decode(data["steps"]), np.int8).all()
 
 
 NAMES = (f"</script>{SCRIPT}", 'it\'s "so", “so” & so', "السوق")

@@ -21,6 +21,8 @@ MethodName = Literal[
     "rollout", "leave-one-out", "ablations", "informed",
 ]  # fmt: skip
 INFORMED = "informed"
+GRADIENT = "mask-gradient"
+PATH = "mask-path"
 METHODS: dict[str, Method] = {
     "influence": influence.METHOD,
     "mask-gradient": mask_gradient.METHOD,
@@ -50,10 +52,3 @@ def method_named(name: str, passes: int | None = None) -> Method:
         cure="Leave `passes` or `method` out.",
     )
     return informed.method(as_int(passes, "passes"))
-
-
-def chosen_method(name: str | None, passes: int | None) -> str:
-    """Return the name that was passed, else the default: with a budget another one."""
-    if name is not None:
-        return name
-    return "mask-gradient" if passes is None else INFORMED
