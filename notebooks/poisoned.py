@@ -52,11 +52,12 @@ documents = [
 # %% [markdown]
 # ## Ask
 #
-# One gradient says by how much the answer gains as attention reads more of each document, where all
-# of them weigh little: the method `mask-gradient`, which is the one that `ask` takes.
+# One gradient says by how much the answer gains as attention reads more of each document: the method
+# `mask-gradient`, which `ask` takes by itself where a text is long.
 
 # %%
-answer = lim.ask(model, question, documents, answer_tokens=20 if file else 4)
+tokens = 20 if file else 4
+answer = lim.ask(model, question, documents, method="mask-gradient", answer_tokens=tokens)
 print(answer)
 
 # %% [markdown]
@@ -77,7 +78,7 @@ for place in sorted(strongest.tolist()):
 
 # %%
 others = [document for document in documents if document.title != suspect.name]
-without = lim.ask(model, question, others, answer_tokens=20 if file else 4)
+without = lim.ask(model, question, others, method="mask-gradient", answer_tokens=tokens)
 print(answer.compare(without))
 if file:
     assert "Vries" in answer.text and suspect.name == "Notice"

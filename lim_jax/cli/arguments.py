@@ -27,7 +27,10 @@ LOSS_HELP = (
 )
 Loss = Annotated[LossName, tyro.conf.arg(help=LOSS_HELP)]
 WORDS = "; ".join(f"{name}, {method.words}" for name, method in METHODS.items())
-HOW = f"How parts are scored, by default by mask-gradient: {WORDS}."
+HOW = (
+    "How parts are scored, by default by mask-path where that takes seconds, else by "
+    f"mask-gradient: {WORDS}."
+)
 Method = Annotated[MethodName | None, tyro.conf.arg(help=HOW)]
 BY_PARTS = f"Score named parts in place of measuring densities: {WORDS}."
 PartsMethod = Annotated[MethodName | None, tyro.conf.arg(help=BY_PARTS)]
