@@ -93,19 +93,28 @@ def estimated_time(
     contexts_to_answer: int = 0,
     cost: int = 3,
 ) -> str:
-    """Say how long measuring is likely to take; if long, also what bfloat16 would take."""
-    seconds = estimate_seconds(network, lengths, contexts_on_page, contexts_to_answer, cost)
+    """Say how long measuring is likely to take, and of bfloat16 whether it is worth its errors."""
+
+    def seconds_in(compute: str | None) -> float:
+        """Estimate the seconds with products in this precision, None for the network's."""
+        return estimate_seconds(
+            network, lengths, contexts_on_page, contexts_to_answer, cost, compute=compute
+        )
+
+    seconds = seconds_in(None)
     estimate = f"about {duration(seconds)}."
-    if seconds < LONG or network.flow.compute is not None:
-        return estimate
-    half = estimate_seconds(
-        network, lengths, contexts_on_page, contexts_to_answer, cost, compute="bfloat16"
-    )
-    if half >= MUCH * seconds:
-        return estimate
-    return (
-        f"{estimate} --compute bfloat16, off by some per cent, would take about {duration(half)}."
-    )
+    chosen = network.flow.compute
+    if chosen is None and seconds >= LONG:
+        half = seconds_in("bfloat16")
+        if half < MUCH * seconds:
+            words = "--compute bfloat16, off by some per cent, would take"
+            return f"{estimate} {words} about {duration(half)}."
+    if chosen == "bfloat16":
+        whole = seconds_in("float32")
+        if seconds > MUCH * whole:
+            words = "This machine gains little by bfloat16, which is off by some per cent: without"
+            return f"{estimate} {words} --compute about {duration(whole)}."
+    return estimate
 
 
 def free_memory() -> int:

@@ -124,6 +124,26 @@ def test_it_is_said_what_bfloat16_would_save_of_minutes(model, monkeypatch):
         assert networks.estimated_time(network, [7], 0) == said
 
 
+def test_it_is_said_where_bfloat16_saves_next_to_nothing(model, monkeypatch):
+    """Of short runs too, since its errors are the same there."""
+    flow = dataclasses.replace(model.network.flow, compute="bfloat16")
+    asked = dataclasses.replace(model.network, flow=flow)
+    gains_little = (
+        " This machine gains little by bfloat16, which is off by some per cent: "
+        "without --compute about "
+    )
+    for half, whole, said in (
+        (100.0, 90.0, f"about 2 minutes.{gains_little}2 minutes."),
+        (600.0, 610.0, f"about 10 minutes.{gains_little}10 minutes."),
+        (600.0, 700.0, "about 10 minutes."),
+    ):
+        of = {None: half, "float32": whole}
+        monkeypatch.setattr(
+            networks, "estimate_seconds", lambda *_, compute=None, of=of: of[compute]
+        )
+        assert networks.estimated_time(asked, [7], 0) == said
+
+
 def test_what_is_free_is_the_devices_or_the_machines(monkeypatch):
     machine = SimpleNamespace(total=16 * 1024, available=3 * 1024, free=2 * 1024)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
