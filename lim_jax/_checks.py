@@ -7,6 +7,7 @@ are checked by `error_if`, whose result must be used.
 import math
 import operator
 import os
+import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -57,7 +58,8 @@ def in_a_line(value: object) -> str:
 
 def require_extra(package: str, extra: str) -> None:
     """Raise MissingPackage unless a package of one of our extras is installed."""
-    if find_spec(package) is None:
+    # A package that waits to be loaded until it is used would be loaded by find_spec.
+    if sys.modules.get(package) is None and find_spec(package) is None:
         raise MissingPackage(
             f"{package}: got no such package, expected it installed. Install it: "
             f'python -m pip install "lim_jax[{extra}]".',

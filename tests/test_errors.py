@@ -4,11 +4,13 @@
 import dataclasses
 import importlib
 import pickle
+import sys
 
 import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import lazy_loader
 import numpy as np
 import pytest
 from jax import export
@@ -29,7 +31,7 @@ from lim_jax import (
     training,
 )
 from lim_jax._argument_error import MissingPackage, Refusal
-from lim_jax._checks import error_if, warn_of_miscompiling_jaxlib
+from lim_jax._checks import error_if, require_extra, warn_of_miscompiling_jaxlib
 from lim_jax._errors import RefusedValue
 from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.adjoint.criteria import recency_survival
@@ -587,6 +589,22 @@ def test_a_miscompiling_jaxlib_is_named():
     with pytest.warns(RuntimeWarning, match="0.10.2 miscompiles"):
         warn_of_miscompiling_jaxlib("0.10.2")
     warn_of_miscompiling_jaxlib("0.10.1")
+
+
+def test_a_package_that_is_asked_for_is_not_loaded(tmp_path, monkeypatch):
+    (tmp_path / "package_of_an_extra.py").write_text("raise RuntimeError('it was loaded')")
+    monkeypatch.syspath_prepend(tmp_path)
+    require_extra("package_of_an_extra", "report")
+    monkeypatch.setitem(sys.modules, "package_of_an_extra", None)  # as if it were not installed
+    message = r'package_of_an_extra: got no .*pip install "lim_jax\[report\]"'
+    with pytest.raises(MissingPackage, match=message) as raised:
+        require_extra("package_of_an_extra", "report")
+    assert raised.value.name == "package_of_an_extra"
+    monkeypatch.delitem(sys.modules, "package_of_an_extra")
+    package = lazy_loader.load("package_of_an_extra")
+    require_extra("package_of_an_extra", "report")
+    with pytest.raises(RuntimeError, match="it was loaded"):
+        dir(package)
 
 
 MISSING = {

@@ -16,7 +16,6 @@ from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from lim_jax import _checks
 from lim_jax.attribution.questions import question_line
 from lim_jax.checkpoints.text import ChatTemplate, read_tokenizer
 from lim_jax.models import LanguageModel, byte_model
@@ -421,7 +420,7 @@ def test_a_pdf_and_a_word_document_are_read(tmp_path, monkeypatch):
     (tmp_path / "b.docx").write_text("no archive")
     with pytest.raises(ValueError, match="documents: got .*b.docx, which docx cannot read"):
         read_documents(tmp_path / "b.docx")
-    monkeypatch.setattr(_checks, "find_spec", lambda package: None)
+    monkeypatch.setitem(sys.modules, "pypdf", None)  # as if it were not installed
     with pytest.raises(ModuleNotFoundError, match=r"pypdf: .*lim_jax\[documents\]"):
         read_documents(tmp_path / "a.pdf")
 

@@ -1,6 +1,7 @@
 """Attributions of a model's own answers: whole contexts taken one by one, and SciPy's sums."""
 
 import json
+import sys
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -503,7 +504,7 @@ def test_what_is_refused(model, monkeypatch):
     elsewhere = eqx.tree_at(lambda one: one.embedding, model, None)
     with pytest.raises(ValueError, match="model: got one whose weights are left in their files"):
         explain_prompts(elsewhere, None, SETTING)
-    monkeypatch.setattr("lim_jax._checks.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)  # as if it were not installed
     with pytest.raises(ModuleNotFoundError, match="faithfulness"):
         explain_prompts(model, None, SETTING)
 
