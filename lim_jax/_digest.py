@@ -14,6 +14,7 @@ from numbers import Number
 from pathlib import PurePath
 from types import EllipsisType, FunctionType, ModuleType, NoneType
 from typing import Any
+from weakref import finalize
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,9 @@ LIBRARIES = {
 DERIVATIVES = ("jvp", "fwd", "bwd")  # what jax.custom_jvp and custom_vjp are given
 # What was met before, by its address, which is its own as long as it is kept here; and its hash.
 HashesById = dict[int, tuple[Any, bytes]]
+# By the addresses of JAX's arrays, as long as they live: they never change, and every step of a run
+# asks for a fingerprint of the whole network.
+HASHES_OF_ARRAYS: dict[int, bytes] = {}
 
 
 def digest(value: PyTree, after: str = "", *, named: bool = False) -> str:
@@ -51,7 +55,9 @@ def _hash(value: Any, hashes: HashesById, named: bool) -> bytes:
     if id(value) in hashes:
         return hashes[id(value)][1]
     hashes[id(value)] = value, b"itself"
-    if isinstance(value, NUMBERS):
+    if isinstance(value, jax.Array):
+        hashed = _hash_once(value, hashes, named)
+    elif isinstance(value, NUMBERS):
         hashed = _hash_of_array(value, hashes, named)
     elif isinstance(value, PLAIN):
         hashed = _hash_parts(type(value), repr(value).encode())
@@ -109,6 +115,15 @@ def _qualified_name(value: Any) -> str:
     """Return the module and qualified name of a function, class or module."""
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", "")
     return f"{getattr(value, '__module__', '')}.{name}"
+
+
+def _hash_once(array: jax.Array, hashes: HashesById, named: bool) -> bytes:
+    """Hash an array of JAX, or return its hash of an earlier call."""
+    address = id(array)
+    if address not in HASHES_OF_ARRAYS:
+        HASHES_OF_ARRAYS[address] = _hash_of_array(array, hashes, named)
+        finalize(array, HASHES_OF_ARRAYS.pop, address, None)
+    return HASHES_OF_ARRAYS[address]
 
 
 def _hash_of_array(array: Any, hashes: HashesById, named: bool) -> bytes:

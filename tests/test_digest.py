@@ -16,7 +16,7 @@ from beartype import beartype
 from reference.networks import byte_network
 
 import lim_jax as lim
-from lim_jax import weights
+from lim_jax import _digest, weights
 from lim_jax._digest import digest
 from lim_jax.models.causal import LossOfLogits
 from lim_jax.network import AttentionMask, CausalAttention, LayerNorm, ResidualFlow, Rotary
@@ -234,6 +234,38 @@ def test_functions_of_libraries_are_told_by_their_names(name, monkeypatch):
         digest((other, MODEL))  # of the user's, that has taken its name
     monkeypatch.setattr(sys.modules[told["__module__"]], told["__qualname__"], other)
     assert digest((other, MODEL)) == before
+
+
+def test_an_array_of_jax_is_hashed_once_as_long_as_it_lives(monkeypatch):
+    hashed = []
+
+    def count(array, hashes, named):
+        hashed.append(array)
+        return hash_of_array(array, hashes, named)
+
+    hash_of_array = _digest._hash_of_array
+    monkeypatch.setattr(_digest, "_hash_of_array", count)
+    before = dict(_digest.HASHES_OF_ARRAYS)
+    arrays = [jnp.arange(3.0), jnp.arange(4.0)]
+    digests = [digest(arrays), digest(arrays), digest(arrays[::-1]), digest(arrays[0])]
+    assert list(map(len, hashed)) == [3, 4]
+    hashed.clear()
+    copies = [np.asarray(array).copy() for array in arrays]
+    assert digests == [digest(copies), digest(copies), digest(copies[::-1]), digest(copies[0])]
+    assert list(map(len, hashed)) == [3, 4, 3, 4, 4, 3, 3]  # of NumPy's, which may have changed
+    assert _digest.HASHES_OF_ARRAYS.keys() - before.keys() == set(map(id, arrays))
+    hashed.clear()
+    del arrays[1]
+    assert _digest.HASHES_OF_ARRAYS.keys() - before.keys() == {id(arrays[0])}
+    arrays.clear()
+    assert not _digest.HASHES_OF_ARRAYS.keys() - before.keys()
+
+
+def test_an_array_of_numpy_that_changed_has_another_digest():
+    array = np.arange(3.0)
+    before = digest(array)
+    array[1] = 5
+    assert digest(array) == digest(np.array([0.0, 5.0, 2.0])) != before
 
 
 def test_a_digest_is_of_what_went_before_too():
