@@ -465,7 +465,10 @@ def _scores(
         """Compute the scores of one context."""
         return scores(loss, model, ids, y, parts)
 
-    rows = jax.vmap(score_context)(ids, y, parts)
+    if len(ids) == 1:  # traced once: a batch would be traced anew
+        rows = score_context(*jax.tree.map(lambda leaf: leaf[0], (ids, y, parts)))[None]
+    else:
+        rows = jax.vmap(score_context)(ids, y, parts)
     return check_finite(rows, (ids, y), None, rows)
 
 

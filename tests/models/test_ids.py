@@ -191,6 +191,33 @@ def test_files_know_scores_of_ones_own_by_a_name(model, tmp_path):
         scored(scores_name="cubes")
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_scores_of_a_context_alone_are_of_no_batch(model, count, monkeypatch):
+    monkeypatch.setattr(models.ids, "TOKENS_AT_ONCE", 2 * PLACES)
+    batches = []
+
+    @jax.custom_batching.custom_vmap
+    def summed(numbers):
+        return jnp.cumsum(numbers)
+
+    @summed.def_vmap
+    def summed_in_batch(size, is_batched, numbers):
+        batches.append(size)
+        return jnp.cumsum(numbers, axis=1), True
+
+    def scores(loss, model, ids, y, parts):
+        return summed((ids**2 + 200 * parts).astype(float)) * y.weights[2]
+
+    windows = [window_of(20, seed) for seed in range(count)]
+    parts = [np.arange(20) % 7 - seed for seed in range(count)]
+    ask = [(2 + seed) * rising(20) for seed in range(count)]
+    rows = models.ids.scores_of_ids(scores, model, windows, ask=ask, parts=parts)
+    assert batches == ([] if count == 1 else [2])
+    for row, window, part, weights in zip(rows, windows, parts, ask, strict=True):
+        numbers = np.asarray(window)[:-1] ** 2 + 200 * part
+        np.testing.assert_allclose(row, np.cumsum(numbers) * float(weights[2]), rtol=1e-12)
+
+
 # By window, asked everywhere or sparsely: five that are padded to 16, of 20 two and one.
 MIXED = ((0, 0), (2, 0), (1, 1), (2, 1), (0, 1), (1, 0), (2, 0), (0, 0))
 
