@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import gc
 import inspect
 import json
 import re
@@ -451,9 +452,11 @@ def in_process(monkeypatch):
     """What the program sets of its process: here it is another one's, and stays as it is."""
     monkeypatch.setattr(__main__, "keep_programs", lambda arguments: arguments)
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    before = gc.get_threshold()
     pressed = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, pressed)
+    gc.set_threshold(*before)
 
 
 @pytest.mark.usefixtures("in_process")
@@ -500,6 +503,20 @@ def test_what_a_library_makes_of_an_interrupt_is_one(monkeypatch, capsys):
     assert __main__.main() == 130 and left == [True]
     said = "Interrupted. Run it again to go on from what is finished."
     assert capsys.readouterr().err == f"\n{said}\n"
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_command_looks_for_garbage_seldom(monkeypatch):
+    thresholds = []
+
+    def look(arguments):
+        thresholds.append(gc.get_threshold())
+        return 0
+
+    others = gc.get_threshold()[1:]
+    monkeypatch.setattr(__main__, "run", look)
+    assert __main__.main() == 0
+    assert thresholds == [(100_000, *others)] and gc.isenabled()
 
 
 @pytest.mark.usefixtures("in_process")

@@ -1,5 +1,6 @@
 """Where compiled programs are kept, and that they are."""
 
+import gc
 import json
 import os
 import sys
@@ -44,6 +45,7 @@ def settings(monkeypatch):
     found = {}
     monkeypatch.setattr(program_cache, "os", SimpleNamespace(environ=found))
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # which the program sets too
+    monkeypatch.setattr(gc, "set_threshold", lambda count: None)
     return found
 
 
