@@ -52,8 +52,8 @@ documents = [
 # %% [markdown]
 # ## Ask
 #
-# One gradient says by how much the answer gains as attention reads more of each document: the method
-# `mask-gradient`, which `ask` takes by itself where a text is long.
+# One gradient says by how much the answer gains as attention reads more of each document: the
+# method `mask-gradient`, which `ask` takes by itself where a text is long.
 
 # %%
 tokens = 20 if file else 4
