@@ -357,7 +357,8 @@ states, with 95 % over questions drawn anew:
 Of prose this small model takes little notice: an answer that it is made to give then often does not
 come from the document that states it. A model that copies another code out
 of the documents owes it to them as much as a right one: that a document supports an answer does not
-say that the answer is right. Every answer is a row of [support.csv](support.csv).
+say that the answer is right. Every answer is a row of [support.csv](support.csv). Small networks
+that are trained for such questions are [asked the same](trained_support.md).
 """
 FINDING = """\
 **Of answers that no document has, {wrong:.0%} are said to be supported by one; of answers that a

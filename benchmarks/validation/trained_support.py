@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
-from tokenizers import Regex, Tokenizer, decoders
+from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel, Split
-from tokenizers.pre_tokenizers import Sequence as InTurn
+from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 from tqdm import tqdm
 
@@ -40,7 +40,6 @@ from benchmarks.validation.facts import FACTS, NAMES
 from benchmarks.validation.intervals import Interval
 from benchmarks.validation.retrievers import ANSWER_LOSS
 from benchmarks.validation.support import (
-    PLACES,
     SHORT,
     STATISTICS,
     Row,
@@ -71,6 +70,7 @@ from lim_jax.training.loop import resumable
 # Networks, by what they learn where no document states the answer.
 SAYS_UNKNOWN = "says unknown"
 GUESSES = "guesses"
+KIND = "facts"  # of the questions of `support` that they are asked
 NETWORKS = (SAYS_UNKNOWN, GUESSES)
 PUBLISHED = "SmolLM2-135M"
 TABLE = Path(__file__).parents[2] / "docs" / "study" / "support.csv"  # of its answers
@@ -81,9 +81,9 @@ ABSENT = 2  # facts of a lesson that no document states
 QUESTIONS = 5  # of a lesson, at most
 CONTRADICTED = 0.15  # of lessons: the share in which two documents do
 UNSEEN = 1000  # the seed of the first question that judges a network
-TESTS = 256  # of each kind
+TESTS = 512
 END = "<end>"  # the token of id 0
-LONGEST = 3 * QUESTIONS  # tokens of a lesson's answers and their ends
+LONGEST = 2 * QUESTIONS  # tokens of a lesson's answers and their ends
 WIDTH = 64
 HEADS = 4
 DEPTH = 3
@@ -93,15 +93,7 @@ BATCH = 16
 PADDED = 32  # of whose multiples a batch's length is one
 RATE = 3e-3  # of Adam, which rises over the first steps and then falls
 WARM = 100
-STEPS = 3000
-
-
-class Fact(NamedTuple):
-    """A question, a sentence with a place for its answer, and two things that may stand there."""
-
-    question: str
-    sentence: str
-    things: Sequence[str]
+STEPS = 1000
 
 
 class Lesson(NamedTuple):
@@ -119,77 +111,61 @@ class Lesson(NamedTuple):
     answers: Sequence[str]
 
 
-def drawn_facts(kind: str, count: int, rng: np.random.Generator) -> list[Fact]:
-    """Draw facts of so many persons or places, of a kind of `support`; persons share some facts."""
-    if kind == "keys":
-        codes = rng.permutation(np.arange(1000, 10_000))[: 2 * count].reshape(count, 2)
-        return [
-            Fact(
-                f"What is the code of {place}?", f"The code of {place} is {{}}.", [*map(str, pair)]
-            )
-            for place, pair in zip(rng.permutation(PLACES), codes, strict=False)
-        ]
-    facts = []
-    for person in rng.permutation(NAMES)[:count]:
-        says, asks, things = FACTS[rng.integers(len(FACTS))]
-        facts.append(
-            Fact(asks.format(person), f"{person} {says}", rng.permutation(things.split())[:2])
-        )
-    return facts
-
-
 def drawn_lesson(network: str, number: int) -> Lesson:
-    """Draw a lesson of a network: questions about one to five documents, or one that contradicts.
+    """Draw a lesson of a network: questions about one to six documents, each of a person's fact.
 
     Of two documents that contradict each other either may be right.
 
-    >>> lesson = drawn_lesson(SAYS_UNKNOWN, 1)
+    >>> lesson = drawn_lesson(SAYS_UNKNOWN, 3)
     >>> print("".join(prompt + answer for prompt, answer in zip(*lesson)))
+    Note 1
+    Simon speaks Arabic.
+    <BLANKLINE>
+    Question: Which language does Omar speak?
+    Answer: unknown
+    <BLANKLINE>
+    Question: What did Peter drive?
+    Answer: unknown
+    <BLANKLINE>
+    Question: Which language does Simon speak?
+    Answer: Arabic
     """
     rng = np.random.default_rng(number)
-    kind = SHORT[number % len(SHORT)]
     count = COUNTS[number // BATCH % len(COUNTS)]
-    facts = drawn_facts(kind, count + ABSENT, rng)
-    statements = [fact.sentence.format(fact.things[0]) for fact in facts[:count]]
+    persons = rng.permutation(NAMES)[: count + ABSENT].tolist()
+    facts = [FACTS[n] for n in rng.integers(len(FACTS), size=len(persons))]
+    things = [rng.permutation(of_fact.split())[:2].tolist() for _, _, of_fact in facts]
     contradicted = rng.random() < CONTRADICTED
-    if contradicted:
-        statements.append(facts[0].sentence.format(facts[0].things[1]))
+    stated = [(n, 0) for n in range(count)] + [(0, 1)] * contradicted
+    texts = [f"{persons[n]} {facts[n][0].format(things[n][which])}" for n, which in stated]
     documents = [
-        Document(_title(kind, n, text, rng), text)
-        for n, text in enumerate(rng.permutation(statements), 1)
+        Document(f"Note {n}" if rng.integers(2) else text.split()[0], text)
+        for n, text in enumerate(rng.permutation(texts).tolist(), 1)
     ]
-    prompts = []
-    answers = []
-    for at in rng.permutation(len(facts))[:QUESTIONS]:
-        question, _, things = facts[at]
-        absent = network == SAYS_UNKNOWN and at >= count
-        either = contradicted and at == 0
-        answers.append(" unknown" if absent else f" {things[rng.integers(2) if either else 0]}")
-        prompts.append(
-            document_prompt(documents, question).text
-            if not prompts
-            else f"\n\nQuestion: {question}\nAnswer:"
-        )
-    return Lesson(prompts, answers)
+    asked = rng.permutation(len(persons))[:QUESTIONS].tolist()
+    first, *others = (facts[n][1].format(persons[n]) for n in asked)
+    prompts = [
+        document_prompt(documents, first).text,
+        *(f"\n\nQuestion: {question}\nAnswer:" for question in others),
+    ]
+
+    def answer(n: int) -> str:
+        """Return what a person's fact is said to be."""
+        if n >= count and network == SAYS_UNKNOWN:
+            return "unknown"
+        return things[n][rng.integers(2) if contradicted and n == 0 else 0]
+
+    return Lesson(prompts, [f" {answer(n)}" for n in asked])
 
 
-def _title(kind: str, number: int, text: str, rng: np.random.Generator) -> str:
-    """Return a title of those that `support` gives, which does not say what a document states."""
-    if rng.integers(2):
-        return f"Note {number}"
-    return f"Record {number}" if kind == "keys" else text.split()[0]
+def tokenizer_of(texts: Sequence[str]) -> Tokenizer:
+    """Make a tokenizer whose tokens are the words of texts.
 
-
-def words_and_digits(texts: Sequence[str]) -> Tokenizer:
-    """Make a tokenizer whose tokens are the words of texts, and numbers of up to two digits.
-
-    >>> words_and_digits(["Ann is 1790."] * 2).encode("Ann is 1790.").tokens
-    ['Ann', 'Ġis', 'Ġ17', '90', '.']
+    >>> tokenizer_of(["Ann plays the harp."] * 2).encode("Ann plays the harp.").tokens
+    ['Ann', 'Ġplays', 'Ġthe', 'Ġharp', '.']
     """
     tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = InTurn(
-        [Split(Regex(r" ?\d{1,2}"), "isolated"), ByteLevel(add_prefix_space=False)]
-    )
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = BpeTrainer(
         vocab_size=4096,  # more than the words
@@ -203,26 +179,26 @@ def words_and_digits(texts: Sequence[str]) -> Tokenizer:
 
 def batch_of(
     lessons: Sequence[Lesson], tokenizer: Tokenizer
-) -> tuple[Int[np.ndarray, "lessons length"], Targets]:
+) -> tuple[Int[Array, "lessons length"], Targets]:
     """Encode lessons, padded on the right; asked are the tokens of each answer, and its end."""
     rows = []
     asked = []
     for lesson in lessons:
         row: list[int] = []
-        positions: list[int] = []
+        before: list[int] = []  # the positions before each token that is asked
         for prompt, answer in zip(*lesson, strict=True):
             row += tokenizer.encode(prompt).ids
-            ids = tokenizer.encode(answer + END).ids
-            positions += range(len(row) - 1, len(row) - 1 + len(ids))
-            row += ids
+            answer_ids = tokenizer.encode(answer + END).ids
+            before += range(len(row) - 1, len(row) - 1 + len(answer_ids))
+            row += answer_ids
         rows.append(row)
-        asked.append(positions)
+        asked.append(before)
     ids = _padded(rows, -(-max(map(len, rows)) // PADDED) * PADDED)
     positions = _padded(asked, LONGEST)
     counts = np.array([[len(row)] for row in asked])
-    weights = ((np.arange(LONGEST) < counts) / counts).astype(np.float32)
+    weights = (np.arange(LONGEST) < counts) / counts
     targets = np.take_along_axis(ids, positions + 1, axis=1)
-    return ids, Targets(targets, weights, positions)  # pyright: ignore[reportArgumentType]
+    return jnp.asarray(ids), Targets(*map(jnp.asarray, (targets, weights, positions)))
 
 
 def _padded(rows: Sequence[list[int]], size: int) -> Int[np.ndarray, "rows size"]:
@@ -233,7 +209,7 @@ def _padded(rows: Sequence[list[int]], size: int) -> Int[np.ndarray, "rows size"
 def trained(network: str, steps: int, folder: Path) -> LanguageModel:
     """Train a network on lessons, each of which it sees once; one that is in the folder is read."""
     lessons = [drawn_lesson(network, number) for number in range(2000)]
-    tokenizer = words_and_digits([text for lesson in lessons for texts in lesson for text in texts])
+    tokenizer = tokenizer_of([text for lesson in lessons for texts in lesson for text in texts])
     model = _untaught(tokenizer.get_vocab_size(), jax.random.key(NETWORKS.index(network)))
     rate = optax.schedules.warmup_cosine_decay_schedule(
         0, RATE, WARM, max(steps, WARM + 1), RATE / 20
@@ -257,7 +233,7 @@ def trained(network: str, steps: int, folder: Path) -> LanguageModel:
         step,
         (model, optimiser.init(eqx.filter(model, eqx.is_array))),
         steps,
-        run=(network, steps, tokenizer.to_str()),
+        run=(network, steps, lessons),
         checkpoint=folder / f"{network}.eqx",
         every=200,
         progress=partial(tqdm, desc=network, unit="step"),
@@ -302,11 +278,11 @@ def _are_right(
     return jax.vmap(is_right)(ids, y)
 
 
-def unseen_lessons(kind: str) -> list[Lesson]:
+def unseen_lessons() -> list[Lesson]:
     """Draw questions of `support` that are not asked there, whose documents state the answer."""
     lessons = []
     for number in range(TESTS):
-        question = drawn_question(kind, UNSEEN + number)
+        question = drawn_question(KIND, UNSEEN + number)
         documents = documents_of(question, ("evidence",), False)
         prompt = document_prompt(documents, question.text).text
         lessons.append(Lesson([prompt], [f" {question.right}"]))
@@ -317,9 +293,8 @@ def answers_of(network: str, draws: int, steps: int, folder: Path) -> list[dict[
     """Train a network and ask it; ``right``: of how many unseen prompts it copies the answer."""
     folder.mkdir(parents=True, exist_ok=True)
     model = trained(network, steps, folder)
-    right = {kind: share_right(model, unseen_lessons(kind)) for kind in SHORT}
-    rows = ask_all(model, draws, folder, SHORT)
-    return [{"network": network, "right": right[row["kind"]], **row} for row in rows]
+    about = {"network": network, "right": share_right(model, unseen_lessons())}
+    return [about | row for row in ask_all(model, draws, folder, (KIND,))]
 
 
 # What each threshold is, by what it is measured on: the quantile of a statistic in a group.
@@ -338,12 +313,14 @@ PAGE = """\
 {finding}
 
 `python -m benchmarks.validation.trained_support` trains two networks of {depth} layers of width
-{width}, on one core of a processor in some minutes each, to answer questions about documents of a
-sentence each. Where no document states the answer, one learns to say “unknown”, and the other to
-guess. Of the answers to {tests} other prompts of each kind, whose documents state them, {right}.
-They are asked what [{published} was asked](support.md) of such documents, {rows} times: with the
-evidence there, without it, with evidence about another, and beside a contradiction; for their own
-answer, the right one and a wrong one.
+{width}, each on one core of a processor in a few minutes, to answer questions about documents of
+one sentence, which states a fact of a person. Where no document states the answer, one network
+learns to say “unknown”, and the other to guess. They give the answers to {right} of {tests} other
+prompts whose documents state it. They are asked what [{published} was asked](support.md) of such
+documents, {rows} times: with the evidence there, without it, with evidence about another person,
+and beside a document that contradicts it; for their own answer, the right one and a wrong one.
+Where there is evidence about another person, {copied} of their {own} own answers are taken from it:
+they heed what is asked of a person more than who it is.
 
 What `lim-jax ask` says of all these answers, by thresholds that were set on {published}:
 
@@ -358,7 +335,8 @@ over questions drawn anew:
 |---|---|---|---|---|
 {statistics}
 
-The thresholds that each would have set: of answers whose words no document has, one in twenty loses
+The thresholds that each would have set, of {published} by its facts and codes of one sentence: of
+answers whose words no document has, one in twenty loses
 more than the first; of those that a document states, one in twenty loses less than the second, and
 is given less than the third by all documents together.
 
@@ -396,6 +374,7 @@ def page_of(rows: Sequence[Row], published: Sequence[Row]) -> str:
     groups = verdicts_by_group(rows)
     stated = groups["stated"]
     absent = groups["absent"]
+    own = [row for row in rows if (row["documents"], row["answer"]) == ("other", "own")]
     comparisons = [
         Comparison(name, words, *_compared(with_combinations(answers), BELOW[words]))
         for name, answers in models.items()
@@ -411,9 +390,11 @@ def page_of(rows: Sequence[Row], published: Sequence[Row]) -> str:
         depth=DEPTH,
         width=WIDTH,
         tests=TESTS,
-        right="; ".join(_right(name, answers) for name, answers in networks.items()),
+        right=" and ".join(f"{float(answers[0]['right']):.0%}" for answers in networks.values()),
         published=PUBLISHED,
         rows=len(rows),
+        copied=sum(group_of(row) == "elsewhere" for row in own),
+        own=len(own),
         verdicts="\n".join(
             line
             for name, answers in networks.items()
@@ -467,13 +448,6 @@ def _compared(rows: Sequence[Row], below: Collection[str]) -> list[Interval]:
     return judged
 
 
-def _right(network: str, rows: Sequence[Row]) -> str:
-    """Say of how many unseen prompts of each kind a network gives the answer."""
-    shares = {row["kind"]: float(row["right"]) for row in rows}
-    facts, codes = (f"{shares[kind]:.0%}" for kind in SHORT)
-    return f"the one that {network} gives {facts} of facts and {codes} of codes"
-
-
 def _line(name: str, intervals: Sequence[Interval]) -> str:
     """Return a line of a table: a name, and numbers with their intervals."""
     return f"| {name} | {' | '.join(map(cell_of, intervals))} |"
@@ -494,7 +468,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--draws", type=int, default=16, help="of each kind of question")
+    parser.add_argument("--draws", type=int, default=24, help="of questions")
     parser.add_argument("--steps", type=int, default=STEPS, help="of training")
     parser.add_argument("--out", type=Path, default=Path("support"), help="the folder to write to")
     options = parser.parse_args()
