@@ -11,7 +11,8 @@ goes on from there.
 """
 
 import argparse
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -335,10 +336,10 @@ over questions drawn anew:
 |---|---|---|---|---|
 {statistics}
 
-The thresholds that each would have set, of {published} by its facts and codes of one sentence: of
-answers whose words no document has, one in twenty loses
-more than the first; of those that a document states, one in twenty loses less than the second, and
-is given less than the third by all documents together.
+The thresholds that each would have set, {published} on its facts and codes of one sentence: of
+answers whose words no document has, one in twenty loses more than the first; of those that a
+document states, one in twenty loses less than the second, and is given less than the third by all
+documents together.
 
 | threshold, in log odds | {models} |
 |---|---|---|---|
@@ -358,22 +359,21 @@ those of odd number. The lesser is that of what the answer loses and what all do
 answer is a row of [trained_support.csv](trained_support.csv) or of [support.csv](support.csv).
 """
 FINDING = """\
-**On two small networks that do the task, thresholds that were set on another model say of
-{wrong:.0%} of answers that no document has that one supports them; of answers that a document
-states, they say of {missed:.0%} that none does, and of {right:.0%} that one does** ({count}
-answers)."""
+**On two small networks, thresholds that were set on another model call {wrong} of answers that no
+document has supported; of answers that a document states they call {missed} unsupported, and
+{right} supported.**"""
 COMBINED = """\
 Over what the answer loses alone, a regression of three statistics gains more than nothing by its
-interval in {regression} of {count} comparisons, and the lesser of two statistics in {lesser}."""
+interval in {regression} of {count} comparisons, and the lesser of two statistics in {lesser}. A
+regression needs answers of the same model of which it is told whether a document states them, so
+`lim-jax ask` takes none."""
 
 
 def page_of(rows: Sequence[Row], published: Sequence[Row]) -> str:
     """Write the page of the networks' answers, with those of the published model beside them."""
     networks = {name: [row for row in rows if row["network"] == name] for name in NETWORKS}
     models = {PUBLISHED: [row for row in published if row["kind"] in SHORT], **networks}
-    groups = verdicts_by_group(rows)
-    stated = groups["stated"]
-    absent = groups["absent"]
+    counts = {name: verdicts_by_group(answers) for name, answers in networks.items()}
     own = [row for row in rows if (row["documents"], row["answer"]) == ("other", "own")]
     comparisons = [
         Comparison(name, words, *_compared(with_combinations(answers), BELOW[words]))
@@ -382,10 +382,9 @@ def page_of(rows: Sequence[Row], published: Sequence[Row]) -> str:
     ]
     return PAGE.format(
         finding=FINDING.format(
-            wrong=absent["supported"] / absent.total(),
-            missed=stated["unsupported"] / stated.total(),
-            right=stated["supported"] / stated.total(),
-            count=stated.total() + absent.total(),
+            wrong=_shares(counts, "absent", "supported"),
+            missed=_shares(counts, "stated", "unsupported"),
+            right=_shares(counts, "stated", "supported"),
         ),
         depth=DEPTH,
         width=WIDTH,
@@ -395,11 +394,7 @@ def page_of(rows: Sequence[Row], published: Sequence[Row]) -> str:
         rows=len(rows),
         copied=sum(group_of(row) == "elsewhere" for row in own),
         own=len(own),
-        verdicts="\n".join(
-            line
-            for name, answers in networks.items()
-            for line in verdict_lines(name, verdicts_by_group(answers))
-        ),
+        verdicts="\n".join(line for name in networks for line in verdict_lines(name, counts[name])),
         columns=" | ".join(f"{name}: {words}" for name in networks for words in BELOW),
         statistics="\n".join(
             _line(
@@ -446,6 +441,13 @@ def _compared(rows: Sequence[Row], below: Collection[str]) -> list[Interval]:
     for name in COMBINATIONS:
         judged += [judge_statistic(rows, name, below), gain_of(rows, name, below)]
     return judged
+
+
+def _shares(counts: Mapping[str, Mapping[str, Counter[str]]], group: str, verdict: str) -> str:
+    """Return each network's share of a verdict among the answers of a group."""
+    return " and ".join(
+        f"{by_group[group][verdict] / by_group[group].total():.0%}" for by_group in counts.values()
+    )
 
 
 def _line(name: str, intervals: Sequence[Interval]) -> str:
