@@ -199,6 +199,7 @@ def test_the_page_is_that_of_its_tables():
 
 
 @pytest.mark.slow
+@jax.numpy_dtype_promotion("standard")  # optax's schedules divide counts
 def test_a_network_learns_its_lessons_and_is_kept(tmp_path):
     """Its answers become likelier, and a second call reads what the first left."""
     model = trained_support.trained(SAYS_UNKNOWN, 40, tmp_path)
