@@ -12,7 +12,7 @@ import argparse
 import csv
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from tqdm import tqdm
 
 import lim_jax as lim
@@ -40,6 +40,7 @@ DOCUMENTS = 5
 TOKENS = 12  # of an own answer, at most
 SENTENCES = 4  # of a document of prose
 COMMON = {"a", "an", "answer", "correct", "i", "in", "is", "of", "s", "that", "the", "to", "was"}
+Row = Mapping[str, Any]  # of the table: an answer and its statistics
 PLACES = ("Athens", "Berlin", "Cairo", "Delhi", "Lima", "Oslo", "Paris", "Rome", "Tokyo")
 
 
@@ -225,20 +226,19 @@ def row_of(
         "largest": scores[0],
         "beside the rest": scores[0] - scores[1],
         "least": scores[-1],
-        "of the question": next(
-            p.score for p in answered.parts if p.kind in ("question", "message")
-        ),
         "log odds": log_odds,
         "without documents": log_odds - given,
     }
 
 
-def ask_all(model: LanguageModel, draws: int, folder: Path) -> list[dict[str, Any]]:
+def ask_all(
+    model: LanguageModel, draws: int, folder: Path, kinds: Sequence[str] = KINDS
+) -> list[dict[str, Any]]:
     """Every answer of so many draws of each kind; an interrupted run goes on."""
     rows = {
         f"{kind} {seed} {condition} {asked}": partial(row_of, model, kind, seed, condition, asked)
         for seed in range(draws)
-        for kind in KINDS
+        for kind in kinds
         for condition, (_, answers) in CONDITIONS.items()
         for asked in answers
     }
@@ -258,45 +258,55 @@ def auroc(positive: Float[np.ndarray, " n"], negative: Float[np.ndarray, " m"]) 
     return float(np.mean(above + 0.5 * same))
 
 
-def group_of(row: Mapping[str, Any]) -> str:
+def group_of(row: Row) -> str:
     """Which group of answers a row is of: "stated", "elsewhere" or "absent"."""
     if int(row["supported"]):
         return "stated"
     return "elsewhere" if int(row["held"]) else "absent"
 
 
-def judge_statistic(
-    rows: Sequence[Mapping[str, Any]], name: str, below: Collection[str]
-) -> Interval:
-    """How often a statistic of a stated answer is above that of one of the groups `below`.
-
-    With 95 % over questions drawn anew, each with all of its answers, which are alike.
-    """
-    value = np.array([float(row[name]) for row in rows])
-    groups = np.array([group_of(row) for row in rows])
-    questions = np.array([f"{row['kind']} {row['seed']}" for row in rows])
-    numbers = [np.flatnonzero(questions == question) for question in np.unique(questions)]
-
-    def auroc_of(chosen: Int[np.ndarray, " rows"]) -> float:
-        """Compare the answers of these rows."""
-        stated = groups[chosen] == "stated"
-        others = np.isin(groups[chosen], [*below])
-        return auroc(value[chosen][stated], value[chosen][others])
-
+def over_questions(rows: Sequence[Row], measure: Callable[[Sequence[Row]], float]) -> Interval:
+    """Measure rows, with 95 % over questions drawn anew, each with all of its answers."""
+    by_question: dict[str, list[Row]] = {}
+    for row in rows:
+        by_question.setdefault(f"{row['kind']} {row['seed']}", []).append(row)
+    questions = [by_question[name] for name in sorted(by_question)]
     rng = np.random.default_rng(0)
     draws = [
-        auroc_of(
-            np.concatenate([numbers[n] for n in rng.integers(len(numbers), size=len(numbers))])
+        measure(
+            [row for n in rng.integers(len(questions), size=len(questions)) for row in questions[n]]
         )
         for _ in range(400)
     ]
     low, high = np.nanquantile(draws, [0.025, 0.975])
-    return Interval(np.array(auroc_of(np.arange(len(rows)))), low, high)
+    return Interval(np.array(measure(rows)), low, high)
 
 
-def verdict_of(row: Mapping[str, Any]) -> str:
+def auroc_of_statistic(rows: Sequence[Row], name: str, below: Collection[str]) -> float:
+    """How often a statistic of a stated answer is above that of one of the groups `below`."""
+    by_group = {group: [] for group in GROUPS}
+    for row in rows:
+        by_group[group_of(row)].append(float(row[name]))
+    others = [value for group in below for value in by_group[group]]
+    return auroc(np.array(by_group["stated"]), np.array(others))
+
+
+def judge_statistic(rows: Sequence[Row], name: str, below: Collection[str]) -> Interval:
+    """`auroc_of_statistic`, with 95 % over questions drawn anew."""
+    return over_questions(rows, lambda drawn: auroc_of_statistic(drawn, name, below))
+
+
+def verdict_of(row: Row) -> str:
     """Return what `lim.ask` says of the answer of a row."""
     return Support("", float(row["lost"]), float(row["given"])).verdict
+
+
+def verdicts_by_group(rows: Sequence[Row]) -> dict[str, Counter[str]]:
+    """Count what is said of the answers of each group."""
+    return {
+        group: Counter(verdict_of(row) for row in rows if group_of(row) == group)
+        for group in GROUPS
+    }
 
 
 # What each statistic is, by its column.
@@ -305,7 +315,6 @@ STATISTICS = {
     "given": "what all documents give",
     "beside the rest": "the largest document's score less the second's",
     "largest": "the largest document's score",
-    "of the question": "the question's score",
     "log odds": "the answer's log odds with all documents",
     "without documents": "the same with next to nothing of the documents",
 }
@@ -315,6 +324,7 @@ GROUPS = {
     "absent": "no document has its words",
 }
 SHORT = ("facts", "keys")  # kinds of documents of one sentence
+VERDICTS = ("supported", "unclear", "unsupported")
 PAGE = """\
 # Does a document support the answer?
 
@@ -343,7 +353,8 @@ states, with 95 % over questions drawn anew:
 Of prose this small model takes little notice: an answer that it is made to give then often does not
 come from the document that states it. A model that copies another code out
 of the documents owes it to them as much as a right one: that a document supports an answer does not
-say that the answer is right. Every answer is a row of [support.csv](support.csv).
+say that the answer is right. Every answer is a row of [support.csv](support.csv). Small networks
+that are trained for such questions are [asked the same](trained_support.md).
 """
 FINDING = """\
 **Of answers that no document has, {wrong:.0%} are said to be supported by one; of answers that a
@@ -354,26 +365,13 @@ document is said to support it; where it loses less than {unsupported}, and all 
 give it less than {little}, no document is."""
 
 
-def page_of(rows: Sequence[Mapping[str, Any]], model: str) -> str:
+def page_of(rows: Sequence[Row], model: str) -> str:
     """Write the page: what is said of answers of each group, and how well statistics tell them."""
     odd = [row for row in rows if int(row["seed"]) % 2]
-    counts = {
-        (short, group): Counter(
-            verdict_of(row)
-            for row in odd
-            if (row["kind"] in SHORT) == short and group_of(row) == group
-        )
-        for short in (True, False)
-        for group in GROUPS
-    }
-    names = ("supported", "unclear", "unsupported")
-    verdicts = [
-        f"| {'one sentence' if short else 'prose'} | {GROUPS[group]} | {counted.total()} "
-        f"| {' | '.join(str(counted[name]) for name in names)} |"
-        for (short, group), counted in counts.items()
-    ]
-    stated = counts[True, "stated"]
-    absent = counts[True, "absent"] + counts[False, "absent"]
+    short = verdicts_by_group([row for row in odd if row["kind"] in SHORT])
+    prose = verdicts_by_group([row for row in odd if row["kind"] not in SHORT])
+    stated = short["stated"]
+    absent = short["absent"] + prose["absent"]
     return PAGE.format(
         finding=FINDING.format(
             wrong=absent["supported"] / absent.total(),
@@ -387,12 +385,26 @@ def page_of(rows: Sequence[Mapping[str, Any]], model: str) -> str:
         model=model,
         rows=len(rows),
         draws=len({row["seed"] for row in rows}),
-        verdicts="\n".join(verdicts),
+        verdicts="\n".join([*verdict_lines("one sentence", short), *verdict_lines("prose", prose)]),
         statistics="\n".join(_row_of_statistic(rows, name) for name in STATISTICS),
     )
 
 
-def _row_of_statistic(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+def verdict_lines(documents: str, counts: Mapping[str, Counter[str]]) -> list[str]:
+    """Return a line of a page's table for each group of answers, of the verdicts counted."""
+    return [
+        f"| {documents} | {GROUPS[group]} | {counted.total()} "
+        f"| {' | '.join(str(counted[verdict]) for verdict in VERDICTS)} |"
+        for group, counted in counts.items()
+    ]
+
+
+def cell_of(interval: Interval) -> str:
+    """Return a number with its interval, as a page's table shows it."""
+    return f"{interval.value:.2f} ({interval.low:.2f} to {interval.high:.2f})"
+
+
+def _row_of_statistic(rows: Sequence[Row], name: str) -> str:
     """Return a statistic's row of the page: its words, and three times how well it tells."""
     short = [row for row in rows if row["kind"] in SHORT]
     prose = [row for row in rows if row["kind"] not in SHORT]
@@ -401,8 +413,7 @@ def _row_of_statistic(rows: Sequence[Mapping[str, Any]], name: str) -> str:
         judge_statistic(short, name, ("absent", "elsewhere")),
         judge_statistic(prose, name, ("absent",)),
     ]
-    cells = [f"{one.value:.2f} ({one.low:.2f} to {one.high:.2f})" for one in found]
-    return f"| {STATISTICS[name]} | {' | '.join(cells)} |"
+    return f"| {STATISTICS[name]} | {' | '.join(map(cell_of, found))} |"
 
 
 def rows_of(file: Path) -> list[dict[str, Any]]:
