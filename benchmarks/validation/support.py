@@ -210,7 +210,7 @@ def row_of(
     )
     given = answered.total_effect
     support = answered.support
-    assert given is not None and support is not None  # the mask gradient says it, of no foil
+    assert given is not None and support is not None  # mask gradients say it, of no foil
     texts = " ".join(document.text for document in documents)
     return {
         "kind": kind,
@@ -334,7 +334,7 @@ PAGE = """\
 each of three kinds (a fact of a person in a sentence, a code of a place, a fact at the end of four
 sentences of prose), with the evidence there, without it, with evidence about another instead, and
 beside a document that contradicts it; for its own answer, the right one and a wrong one. Scores are
-the mask gradient's, in log odds on average over the answer's tokens.
+the default of `lim-jax ask`, in log odds on average over the answer's tokens.
 
 What `lim-jax ask` says, by what the documents hold. Its thresholds follow from half of the
 questions, and were rounded with the other half in sight. These are the answers to the other half:
