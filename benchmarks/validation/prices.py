@@ -50,7 +50,7 @@ shapiq: Any = lazy_loader.load("shapiq")  # of the extra `prices`; reading and d
 
 
 class Kind(NamedTuple):
-    """Prompts of a kind, and by what their parts are scored: what long texts leave the time for.
+    """Prompts of a kind, and by what their parts are scored.
 
     Attributes
     ----------
@@ -58,33 +58,28 @@ class Kind(NamedTuple):
         Which prompts.
     texts
         On how many texts regressions are fitted.
-    paths
-        Of the mask gradient, of how many gradients.
-    shapiq
-        Whether methods of this package score them.
+    every_method
+        Whether also by methods that read more than long texts leave the time for: mask paths,
+        leave-one-out, and those of shapiq.
     documents_first
         On how many texts, half of which leave out whole documents, regressions are fitted too.
     """
 
     setting: FaithfulnessSetting
     texts: tuple[int, ...]
-    paths: tuple[int, ...]
-    shapiq: bool
+    every_method: bool
     documents_first: tuple[int, ...] = ()
 
 
 KINDS = {
-    "10 keys": Kind(FaithfulnessSetting((PAIRS,), 1, 1, 10), (8, 16, 32, 64), (4, 8), True),
-    "10 documents": Kind(FaithfulnessSetting((FACTS,), 1, 1, 10), (8, 16, 32, 64), (4, 8), True),
-    "40 keys": Kind(FaithfulnessSetting((PAIRS,), 1, 1, 40), (16, 32, 64), (4,), False),
+    "10 keys": Kind(FaithfulnessSetting((PAIRS,), 1, 1, 10), (8, 16, 32, 64), True),
+    "10 documents": Kind(FaithfulnessSetting((FACTS,), 1, 1, 10), (8, 16, 32, 64), True),
+    "40 keys": Kind(FaithfulnessSetting((PAIRS,), 1, 1, 40), (16, 32, 64), False),
     "sentences": Kind(
-        FaithfulnessSetting((SENTENCES,), 1, 1, (3, 6), tokens=8),
-        (16, 32, 64),
-        (4,),
-        False,
-        documents_first=(16, 32),
+        FaithfulnessSetting((SENTENCES,), 1, 1, (3, 6), tokens=8), (16, 32, 64), False, (16, 32)
     ),
 }
+PATHS = (4, 8)  # of so many gradients
 HELD_OUT = 32
 TICKS = (3, 6, 12, 24, 48)
 NEAR = 0.01  # of scores that count as alike
@@ -172,12 +167,8 @@ def priced_scores(
 ) -> Iterator[Priced]:
     """Score the parts of a prompt by every method at each of its prices."""
     yield from gradients
-    texts_without = np.concatenate(
-        [np.ones((1, reader.parts), bool), ~np.eye(reader.parts, dtype=bool)]
-    )
-    whole, *without = reader.log_probabilities(texts_without)
-    price = reader.price(texts_without)
-    yield Priced(LEAVE_ONE_OUT, reader.parts, price, whole - np.array(without))
+    if kind.every_method:
+        yield _leave_one_out(reader)
     gradient = gradients[0]
     for texts in kind.texts:
         kept = drawn[:texts]
@@ -197,8 +188,15 @@ def priced_scores(
             kept, values = documents_first(reader.logits, reader.documents, gradient.scores, texts)
             fit = shrunk_regression(kept, values, gradient.scores)
             yield Priced(HIERARCHY, texts, gradient.price + reader.price(kept), fit.scores)
-        if kind.shapiq:
+        if kind.every_method:
             yield from _scores_of_shapiq(reader, texts)
+
+
+def _leave_one_out(reader: Reader) -> Priced:
+    """Score each part by what the answer loses without it."""
+    texts = np.concatenate([np.ones((1, reader.parts), bool), ~np.eye(reader.parts, dtype=bool)])
+    whole, *without = reader.log_probabilities(texts)
+    return Priced(LEAVE_ONE_OUT, reader.parts, reader.price(texts), whole - np.array(without))
 
 
 def _scores_of_shapiq(reader: Reader, texts: int) -> Iterator[Priced]:
@@ -234,7 +232,7 @@ def rows_of_prompt(job: Job, kind: str, number: int) -> list[dict[str, Any]]:
     (said,) = faithfulness.answers_of(job, [encoded.ids])
     reader = Reader(job, prompt, said)
     context = context_of_prompt(prompt, encoded, said)
-    gradients = priced_gradients(job, context, KINDS[kind].paths)
+    gradients = priced_gradients(job, context, PATHS if KINDS[kind].every_method else ())
     most = max(KINDS[kind].texts)
     drawn = random_ablations(reader.parts, most + HELD_OUT, number)
     held_out = drawn[most:]
@@ -322,7 +320,7 @@ def figure_of(rows: Sequence[dict[str, Any]], model: str) -> Figure:
     kinds = kinds_of(rows)
     height = -(-len(kinds) // 2)
     figure = ShownFigure(9, 1 + 3 * height)
-    panels = figure.subplots(height, 2, sharey=True, squeeze=False).ravel()
+    panels = figure.subplots(height, 2, sharey="row", squeeze=False).ravel()
     for axes in panels[len(kinds) :]:
         axes.remove()
     for axes, kind in zip(panels, kinds, strict=False):
@@ -331,12 +329,13 @@ def figure_of(rows: Sequence[dict[str, Any]], model: str) -> Figure:
             if name in by_method:
                 _draw(axes, by_method[name], name, number)
         axes.set_title(f"{kind}, {by_method[MASK][0].prompts} prompts", fontsize=9)
+        axes.set_xlabel("price: tokens read, over the whole text's", fontsize=8)
         axes.set_xscale("log")
         axes.set_xticks(TICKS, [str(tick) for tick in TICKS])
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-    figure.supxlabel("price: tokens read, over the whole text's", fontsize=8)
-    figure.supylabel("rank correlation with texts that none read", fontsize=8)
+    for axes in panels[: len(kinds) : 2]:
+        axes.set_ylabel("rank correlation with texts that none read", fontsize=8)
     figure.suptitle(f"Scores of an answer's parts at every price, {model}", fontsize=10)
     legend_below(figure, columns=4)
     return figure
@@ -392,8 +391,9 @@ DOCUMENTS_FIRST = """
 Where sentences are more than texts tell apart, "informed, documents first" leaves out whole
 documents in half of the texts; in the rest, single sentences of the documents whose score is then
 beyond two errors of zero, and others whole. One regression takes both. That was chosen among ten
-rules on {chosen_on} prompts; on the other {judged_on} its score is {beside}. It is not in the
-package.
+rules on {chosen_on} prompts; on the other {judged_on} its score is
+{beside}.
+It is not in the package.
 """
 
 
@@ -422,8 +422,8 @@ PAGE = """\
 
 {finding}
 
-`python -m benchmarks.validation.prices MODEL` let {model} answer {prompts},
-and scored the prompts' parts by every method at several prices. A price counts the tokens that the
+`python -m benchmarks.validation.prices MODEL` let {model} answer prompts:
+{prompts}. It scored their parts by every method at several prices. A price counts the tokens that the
 method reads, over those of the whole text: a text without half of its parts costs about a half, and
 a gradient two more than its pass forward. A score is the rank correlation over {held_out} texts
 without about half of their parts, which no method read: between the sum of the parts' scores that a
@@ -435,9 +435,10 @@ text keeps, and the answer's log-probability there. With 95 % over prompts.
 Informed ablations are the mask gradient and texts that a Hadamard matrix chooses, by a regression
 that is shrunk towards the former; "designed texts alone" is shrunk towards zero. ContextCite is a
 Lasso on texts that keep each part by the toss of a coin. KernelSHAP and ProxySPEX are of the
-package shapiq; where the latter fails on a prompt, that is left out. Both, and longer mask paths,
-are left out at forty keys and at sentences, whose texts take long to read. Sentences are those of
-five documents of Python's help, in each of which one more says a fact; titles count as sentences.
+package shapiq; where the latter fails on a prompt, that is left out. Both, mask paths and
+leave-one-out are left out at forty keys and at sentences, which take long to read
+([the study of faithfulness](faithfulness.md) has the latter two there). Sentences are those of five
+documents of Python's help, in each of which one more says a fact; titles count as sentences.
 {documents_first}
 Every prompt is a row of [prices.csv](prices.csv).
 """
@@ -460,7 +461,7 @@ def page_of(rows: Sequence[dict[str, Any]], model: str) -> str:
     return PAGE.format(
         finding=finding_of(rows),
         model=model,
-        prompts=f"prompts, {', '.join(counts)}",
+        prompts=", ".join(counts),
         held_out=HELD_OUT,
         documents_first=documents_first_words(rows),
         tables="\n".join(tables),

@@ -89,8 +89,11 @@ def test_the_page_says_how_documents_first_do_on_prompts_they_were_not_chosen_on
 def test_a_page_and_a_figure_of_three_kinds_leave_the_fourth_out():
     rows = made_rows(kinds=("10 keys", "40 keys", "sentences"))
     assert "documents: method" not in prices.page_of(rows, "a model")
-    titles = [axes.get_title() for axes in prices.figure_of(rows, "a model").axes]
+    axes = prices.figure_of(rows, "a model").axes
+    titles = [one.get_title() for one in axes]
     assert titles == ["10 keys, 2 prompts", "40 keys, 2 prompts", "sentences, 2 prompts"]
+    assert [bool(one.get_ylabel()) for one in axes] == [True, False, True]
+    assert all(one.get_xlabel() for one in axes)
 
 
 def test_rows_of_other_kinds_stay_as_the_table_has_them(tmp_path):
