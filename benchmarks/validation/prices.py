@@ -343,6 +343,8 @@ def figure_of(rows: Sequence[dict[str, Any]], model: str) -> Figure:
 
 def _draw(axes: Axes, of_method: Sequence[Point], name: str, number: int) -> None:
     """Draw one method's line, with intervals."""
+    width = 2.2 if name == INFORMED else 1
+    style: dict[str, Any] = {**line_style(number), "linewidth": width}
     scores = [point.score for point in of_method]
     below = [score.value - score.low for score in scores]
     above = [score.high - score.value for score in scores]
@@ -352,7 +354,7 @@ def _draw(axes: Axes, of_method: Sequence[Point], name: str, number: int) -> Non
         yerr=[below, above],
         label=name,
         capsize=2,
-        **line_style(number) | {"linewidth": 2.2 if name == INFORMED else 1},
+        **style,
     )
 
 
@@ -423,11 +425,12 @@ PAGE = """\
 {finding}
 
 `python -m benchmarks.validation.prices MODEL` let {model} answer prompts:
-{prompts}. It scored their parts by every method at several prices. A price counts the tokens that the
-method reads, over those of the whole text: a text without half of its parts costs about a half, and
-a gradient two more than its pass forward. A score is the rank correlation over {held_out} texts
-without about half of their parts, which no method read: between the sum of the parts' scores that a
-text keeps, and the answer's log-probability there. With 95 % over prompts.
+{prompts}. It scored their parts by every method at several prices. A price
+counts the tokens that the method reads, over those of the whole text: a text without half of its
+parts costs about a half, and a gradient two more than its pass forward. A score is the rank
+correlation over {held_out} texts without about half of their parts, which no method read: between
+the sum of the parts' scores that a text keeps, and the answer's log-probability there. With 95 %
+over prompts.
 
 ![Scores over prices](prices.png)
 

@@ -8,7 +8,9 @@ from reference.as_users import ROOT
 from reference.networks import byte_network
 
 from benchmarks.validation import faithfulness, prices
-from benchmarks.validation.faithfulness import PAIRS, FaithfulnessSetting
+from benchmarks.validation.documents_first import documents_first
+from benchmarks.validation.faithfulness import FACTS, PAIRS, SENTENCES, FaithfulnessSetting
+from lim_jax.attribution.shrunk_regression import shrunk_regression
 
 GOOD = {prices.INFORMED: 0.8, prices.DESIGNED: 0.9, prices.CONTEXT_CITE: 0.7}
 
@@ -117,11 +119,16 @@ def test_the_page_of_prices_is_that_of_its_table():
     assert (folder / "prices.md").read_text(encoding="utf-8") == page
 
 
-@pytest.fixture(scope="module")
-def reader():
-    setting = FaithfulnessSetting((PAIRS,), 1, 1, 10)
+def reader_of(kind, records):
+    """A reader of one prompt by a random network of bytes, and an answer of two."""
+    setting = FaithfulnessSetting((kind,), 1, 1, records)
     job = faithfulness.job_of(byte_network(640, depth=1, seed=2), None, setting, ())
     return prices.Reader(job, faithfulness.drawn_prompt(setting, 0), np.array([49, 50], np.int32))
+
+
+@pytest.fixture(scope="module")
+def reader():
+    return reader_of(PAIRS, 10)
 
 
 def test_a_price_counts_the_tokens_that_are_read(reader):
@@ -153,3 +160,27 @@ def test_methods_are_scored_at_each_of_their_prices(reader):
     np.testing.assert_allclose(scored[1].scores, whole - without, rtol=1e-5, atol=1e-5)
     assert scored[3].price == pytest.approx(3 + scored[4].price)
     assert 2 < scored[4].price < 6
+
+
+@pytest.mark.slow
+def test_long_texts_are_scored_by_fewer_methods_and_without_documents_first():
+    reader = reader_of(FACTS, 5)
+    kind = prices.Kind(FaithfulnessSetting((FACTS,), 1, 1, 5), (8, 16), False, (8,))
+    prior = np.linspace(-1, 1, 5)
+    drawn = prices.random_ablations(5, 16, 0)
+    scored = list(prices.priced_scores(reader, kind, [prices.Priced("m", 1, 3.0, prior)], drawn))
+    at_each = [prices.CONTEXT_CITE, prices.INFORMED, prices.DESIGNED]
+    assert [(one.method, one.level) for one in scored] == [
+        ("m", 1),
+        *((method, 8) for method in at_each),
+        (prices.HIERARCHY, 8),
+        *((method, 16) for method in at_each),
+    ]
+    kept, values = documents_first(reader.logits, np.arange(5), prior, 8)
+    np.testing.assert_array_equal(scored[4].scores, shrunk_regression(kept, values, prior).scores)
+    assert scored[4].price == pytest.approx(3 + reader.price(kept))
+
+
+def test_a_title_begins_a_document():
+    """Each of five documents has a title, two sentences and a fact."""
+    np.testing.assert_array_equal(reader_of(SENTENCES, (2, 2)).documents, np.arange(20) // 4)
