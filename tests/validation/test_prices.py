@@ -163,7 +163,14 @@ def test_methods_are_scored_at_each_of_their_prices(reader):
 
 
 @pytest.mark.slow
-def test_long_texts_are_scored_by_fewer_methods_and_without_documents_first():
+def test_long_texts_are_scored_by_fewer_methods_and_without_documents_first(monkeypatch):
+    asked = []
+
+    def remembered(read, *arguments):
+        asked.append(arguments)
+        return documents_first(read, *arguments)
+
+    monkeypatch.setattr(prices, "documents_first", remembered)
     reader = reader_of(FACTS, 5)
     kind = prices.Kind(FaithfulnessSetting((FACTS,), 1, 1, 5), (8, 16), False, (8,))
     prior = np.linspace(-1, 1, 5)
@@ -176,6 +183,10 @@ def test_long_texts_are_scored_by_fewer_methods_and_without_documents_first():
         (prices.HIERARCHY, 8),
         *((method, 16) for method in at_each),
     ]
+    ((documents, scores_before, texts),) = asked
+    np.testing.assert_array_equal(documents, np.arange(5))
+    np.testing.assert_array_equal(scores_before, prior)
+    assert texts == 8
     kept, values = documents_first(reader.logits, np.arange(5), prior, 8)
     np.testing.assert_array_equal(scored[4].scores, shrunk_regression(kept, values, prior).scores)
     assert scored[4].price == pytest.approx(3 + reader.price(kept))
