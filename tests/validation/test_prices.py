@@ -8,25 +8,28 @@ from reference.as_users import ROOT
 from reference.networks import byte_network
 
 from benchmarks.validation import faithfulness, prices
-from benchmarks.validation.faithfulness import PAIRS, FaithfulnessSetting
+from benchmarks.validation.documents_first import documents_first
+from benchmarks.validation.faithfulness import FACTS, PAIRS, SENTENCES, FaithfulnessSetting
+from lim_jax.attribution.shrunk_regression import shrunk_regression
 
 GOOD = {prices.INFORMED: 0.8, prices.DESIGNED: 0.9, prices.CONTEXT_CITE: 0.7}
 
 
-def made_rows(scores=GOOD, cheap=0.75):
+def made_rows(scores=GOOD, cheap=0.75, kinds=tuple(prices.KINDS)):
     """Two prompts of each kind; each text costs a half, and the mask gradient three for all."""
-    at_levels = [
-        (method, level, level / 2 + 3 * (method == prices.INFORMED), score)
-        for method, score in scores.items()
-        for level in prices.TEXTS
-    ]
-    whole = [(prices.MASK, 1, 3.0, cheap)]
     return [
         {"kind": kind, "prompt": prompt, "tokens": 9, "method": method, "level": level}
         | {"price": price + prompt / 4, "score": score + (prompt - 0.5) / 10}
-        for kind in prices.KINDS
+        for kind in kinds
         for prompt in range(2)
-        for method, level, price, score in (*whole, *at_levels)
+        for method, level, price, score in (
+            (prices.MASK, 1, 3.0, cheap),
+            *(
+                (method, level, level / 2 + 3 * (method == prices.INFORMED), score)
+                for method, score in scores.items()
+                for level in prices.KINDS[kind].texts
+            ),
+        )
     ]
 
 
@@ -41,27 +44,72 @@ def test_points_are_means_over_prompts_in_the_order_of_prices():
 
 def test_the_finding_names_what_is_above_at_no_greater_price():
     assert prices.finding_of(made_rows()) == (
-        "**Of 8 prices informed ablations are at 8 as faithful as any other method that costs no "
+        "**Of 14 prices informed ablations are at 14 as faithful as any other method that costs no "
         "more, within 0.01.**"
     )
     above = prices.finding_of(made_rows(cheap=0.82))
-    assert above.startswith("**Of 8 prices informed ablations are at 0 as")
+    assert above.startswith("**Of 14 prices informed ablations are at 0 as")
     assert "10 keys, 8 texts: 0.80 beside 0.82 of mask gradient" in above
     dearer = GOOD | {prices.INFORMED: 0.69}
-    assert "10 documents, 8 texts: 0.69 beside 0.75 of mask gradient; " in prices.finding_of(
-        made_rows(dearer)
-    )
+    below = prices.finding_of(made_rows(dearer))
+    assert "10 documents, 8 texts: 0.69 beside 0.75 of mask gradient; " in below
+    assert below.endswith("sentences, 64 texts: 0.69 beside 0.75 of mask gradient.")
+    two = made_rows(kinds=("40 keys", "sentences"))
+    assert prices.finding_of(two).startswith("**Of 6 prices informed ablations are at 6 as")
 
 
 def test_the_page_and_the_figure_show_each_method_and_price(tmp_path):
     rows = made_rows()
     page = prices.page_of(rows, "a model")
     assert "| ContextCite | 8.1 | 0.70 (0.65 to 0.75) |" in page
-    assert "let a model answer 2 prompts" in page
+    assert "2 of 10 documents, 2 of 40 keys, 2 of sentences" in page
     figure = prices.figure_of(rows, "a model")
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == [f"{kind}, 2 prompts" for kind in prices.KINDS]
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == [prices.INFORMED, prices.DESIGNED, prices.MASK, prices.CONTEXT_CITE]
     figure.savefig(tmp_path / "prices.png")
+
+
+def test_the_page_says_how_documents_first_do_on_prompts_they_were_not_chosen_on():
+    """Of four prompts the last two count, whatever the first two say."""
+    assert prices.documents_first_words(made_rows()) == ""
+    scores = {prices.INFORMED: (0.9, 0.9, 0.5, 0.7), prices.HIERARCHY: (0.1, 0.1, 0.4, 0.5)}
+    rows = [
+        {"kind": "sentences", "prompt": prompt, "method": method, "level": level}
+        | {"price": level / 2, "score": score + level / 400}
+        for method, of_prompts in scores.items()
+        for prompt, score in enumerate(of_prompts)
+        for level in (16, 32)
+    ]
+    words = " ".join(prices.documents_first_words(rows).split())
+    assert "chosen among ten rules on 2 prompts; on the other 2 its score is" in words
+    assert "0.49 beside 0.64 of informed on 16 texts, 0.53 beside 0.68 of informed" in words
+    assert words.endswith("on 32 texts. It is not in the package.")
+
+
+def test_a_page_and_a_figure_of_three_kinds_leave_the_fourth_out():
+    rows = made_rows(kinds=("10 keys", "40 keys", "sentences"))
+    assert "documents: method" not in prices.page_of(rows, "a model")
+    axes = prices.figure_of(rows, "a model").axes
+    titles = [one.get_title() for one in axes]
+    assert titles == ["10 keys, 2 prompts", "40 keys, 2 prompts", "sentences, 2 prompts"]
+    assert [bool(one.get_ylabel()) for one in axes] == [True, False, True]
+    assert all(one.get_xlabel() for one in axes)
+
+
+def test_rows_of_other_kinds_stay_as_the_table_has_them(tmp_path):
+    file = tmp_path / "prices.csv"
+    rows = made_rows(kinds=("40 keys",))
+    assert prices.with_earlier(rows, ["40 keys"], file) == rows
+    file.write_text(prices.data_file(made_rows(kinds=("10 keys", "40 keys"))), encoding="utf-8")
+    both = prices.with_earlier(rows, ["40 keys"], file)
+    assert both[-len(rows) :] == rows
+    earlier = made_rows(kinds=("10 keys",))
+    assert [row["kind"] for row in both] == ["10 keys"] * len(earlier) + ["40 keys"] * len(rows)
+    assert [float(row["score"]) for row in both[: len(earlier)]] == pytest.approx(
+        [row["score"] for row in earlier], abs=1e-6
+    )
 
 
 def test_the_page_of_prices_is_that_of_its_table():
@@ -71,11 +119,16 @@ def test_the_page_of_prices_is_that_of_its_table():
     assert (folder / "prices.md").read_text(encoding="utf-8") == page
 
 
-@pytest.fixture(scope="module")
-def reader():
-    setting = FaithfulnessSetting((PAIRS,), 1, 1, 10)
+def reader_of(kind, records):
+    """A reader of one prompt by a random network of bytes, and an answer of two."""
+    setting = FaithfulnessSetting((kind,), 1, 1, records)
     job = faithfulness.job_of(byte_network(640, depth=1, seed=2), None, setting, ())
     return prices.Reader(job, faithfulness.drawn_prompt(setting, 0), np.array([49, 50], np.int32))
+
+
+@pytest.fixture(scope="module")
+def reader():
+    return reader_of(PAIRS, 10)
 
 
 def test_a_price_counts_the_tokens_that_are_read(reader):
@@ -89,12 +142,12 @@ def test_a_price_counts_the_tokens_that_are_read(reader):
 
 
 @pytest.mark.slow
-def test_methods_are_scored_at_each_of_their_prices(reader, monkeypatch):
+def test_methods_are_scored_at_each_of_their_prices(reader):
     """Leave-one-out is what each part takes away; each regression has its own texts."""
-    monkeypatch.setattr(prices, "TEXTS", (8,))
+    kind = prices.KINDS["10 keys"]._replace(texts=(8,))
     gradient = prices.Priced(prices.MASK, 1, 3.0, np.linspace(-1, 1, 10))
     drawn = prices.random_ablations(10, 8, 0)
-    scored = list(prices.priced_scores(reader, [gradient], drawn))
+    scored = list(prices.priced_scores(reader, kind, [gradient], drawn))
     assert [(one.method, one.level) for one in scored] == [
         (prices.MASK, 1),
         (prices.LEAVE_ONE_OUT, 10),
@@ -107,3 +160,38 @@ def test_methods_are_scored_at_each_of_their_prices(reader, monkeypatch):
     np.testing.assert_allclose(scored[1].scores, whole - without, rtol=1e-5, atol=1e-5)
     assert scored[3].price == pytest.approx(3 + scored[4].price)
     assert 2 < scored[4].price < 6
+
+
+@pytest.mark.slow
+def test_long_texts_are_scored_by_fewer_methods_and_without_documents_first(monkeypatch):
+    asked = []
+
+    def remembered(read, *arguments):
+        asked.append(arguments)
+        return documents_first(read, *arguments)
+
+    monkeypatch.setattr(prices, "documents_first", remembered)
+    reader = reader_of(FACTS, 5)
+    kind = prices.Kind(FaithfulnessSetting((FACTS,), 1, 1, 5), (8, 16), False, (8,))
+    prior = np.linspace(-1, 1, 5)
+    drawn = prices.random_ablations(5, 16, 0)
+    scored = list(prices.priced_scores(reader, kind, [prices.Priced("m", 1, 3.0, prior)], drawn))
+    at_each = [prices.CONTEXT_CITE, prices.INFORMED, prices.DESIGNED]
+    assert [(one.method, one.level) for one in scored] == [
+        ("m", 1),
+        *((method, 8) for method in at_each),
+        (prices.HIERARCHY, 8),
+        *((method, 16) for method in at_each),
+    ]
+    ((documents, scores_before, texts),) = asked
+    np.testing.assert_array_equal(documents, np.arange(5))
+    np.testing.assert_array_equal(scores_before, prior)
+    assert texts == 8
+    kept, values = documents_first(reader.logits, np.arange(5), prior, 8)
+    np.testing.assert_array_equal(scored[4].scores, shrunk_regression(kept, values, prior).scores)
+    assert scored[4].price == pytest.approx(3 + reader.price(kept))
+
+
+def test_a_title_begins_a_document():
+    """Each of five documents has a title, two sentences and a fact."""
+    np.testing.assert_array_equal(reader_of(SENTENCES, (2, 2)).documents, np.arange(20) // 4)
