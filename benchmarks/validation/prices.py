@@ -436,8 +436,8 @@ over prompts.
 
 {tables}
 Informed ablations are the mask gradient and texts that a Hadamard matrix chooses, by a regression
-that is shrunk towards the former; "designed texts alone" is shrunk towards zero. How far at most was
-chosen on these prompts of forty keys, where without a limit all of them were the mask gradient
+that is shrunk towards the former; "designed texts alone" is shrunk towards zero. How far at most
+was chosen on these prompts of forty keys, where without a limit all of them were the mask gradient
 again, 0.81. ContextCite is a Lasso on texts that keep each part by the toss of a coin. KernelSHAP
 and ProxySPEX are of the package shapiq; where the latter fails on a prompt, that is left out. Both,
 mask paths and leave-one-out are left out at forty keys and at sentences, which take long to read
