@@ -207,7 +207,7 @@ def answer_finding(
         )
     if top.score <= 0 and verdict in (None, "supported"):
         opening = f"No document speaks for “{answer}”; the least against it, “{top.name}”"
-    least_against = 0.0 if foil else AGAINST
+    least_against = max(0.0 if foil else AGAINST, 2 * (least.error or 0.0))
     is_against = least.score <= -least_against and least.score < 0 < top.score
     against = f" Against it speaks “{least.name}” most: {least.score:+.2f}." * is_against
     return (

@@ -18,7 +18,7 @@ from lim_jax.prompts.contexts import Context
 SUPPORTED = 1.0
 UNSUPPORTED = 0.5
 LITTLE = 1.0
-AGAINST = 0.5
+AGAINST = 1.5
 PASSES = 1  # of the text without the document; the whole is read by most methods
 
 

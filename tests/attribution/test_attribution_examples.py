@@ -43,10 +43,10 @@ def test_answer_finding():
         "The answer “Wren” comes from “a” most of all: it holds 75 % of what the 2 documents hold, "
         "with 40 of their 100 tokens. They hold 40 % of the whole influence."
     )
-    parts[1] = parts[1]._replace(score=-0.6)
+    parts[1] = parts[1]._replace(score=-1.6)
     assert answer_finding(parts, "Wren", signed=True) == (
         "The answer “Wren” comes from “a” most of all: +0.30, with 40 of 100 tokens of documents. "
-        "Against it speaks “b” most: -0.60."
+        "Against it speaks “b” most: -1.60."
     )
 
 

@@ -177,12 +177,16 @@ def test_a_paths_error_is_what_three_gradients_in_place_of_seven_change(network)
     answered = ask_model(network, "mask-path", parts="answer", document_parts="documents")
     fine, coarse = (interpolating_path(network, nodes) for nodes in (7, 3))
     by_name = {part.name: part for part in answered.parts}
+    changes = {}
     for name in ("document 1", "document 2"):
         start, end = PLACES[name]
         np.testing.assert_allclose(by_name[name].score, fine[start:end].sum(), rtol=1e-9)
-        change = (fine - coarse)[start:end].sum()
-        assert abs(change) > 1e-6
-        np.testing.assert_allclose(by_name[name].error, abs(change), rtol=1e-6)
+        changes[name] = (fine - coarse)[start:end].sum()
+        assert abs(changes[name]) > 1e-6
+        np.testing.assert_allclose(by_name[name].error, abs(changes[name]), rtol=1e-6)
+    assert changes["document 1"] < 0 < changes["document 2"], "a size has no sign"
+    sizes = np.abs([changes["document 1"], changes["document 2"]])
+    np.testing.assert_allclose(answered.scores.errors, [sizes], rtol=1e-6)
     for name in ("question", ""):
         assert np.isnan(by_name[name].score) and by_name[name].error is None
     question = [row for row in f"{answered}".splitlines() if row.startswith("“question”")]

@@ -204,10 +204,10 @@ def rated(*scores):
 
 
 def test_a_finding_names_what_speaks_against_only_where_another_speaks_for():
-    said = answer_finding(rated(0.25, -0.5), "Wren", signed=True)
+    said = answer_finding(rated(0.25, -1.5), "Wren", signed=True)
     assert said == (
         "The answer “Wren” comes from “a” most of all: +0.25, with 10 of 20 tokens of documents. "
-        "Against it speaks “b” most: -0.50."
+        "Against it speaks “b” most: -1.50."
     )
     said = answer_finding(rated(-0.25, -0.5), "Wren", signed=True)
     assert said == (
@@ -215,7 +215,12 @@ def test_a_finding_names_what_speaks_against_only_where_another_speaks_for():
         "documents."
     )
     assert "gainst" not in answer_finding(rated(0.25, 0.5), "Wren", signed=True)
-    assert "gainst" not in answer_finding(rated(0.25, -0.49), "Wren", signed=True), "as others do"
+    assert "gainst" not in answer_finding(rated(0.25, -1.49), "Wren", signed=True), "as others do"
+    for_it, against, rest = rated(0.25, -2)
+    for error, is_said in ((1.0, True), (1.01, False)):
+        parts = [for_it, against._replace(error=error), rest]
+        assert ("Against it" in answer_finding(parts, "Wren", signed=True)) == is_said
+        assert ("Against it" in answer_finding(parts, "Wren", "Owl", signed=True)) == is_said
     beside = answer_finding(rated(0.25, -0.1), "Wren", "Owl", signed=True)
     assert beside.endswith(" Against it speaks “b” most: -0.10.")
     said = answer_finding(rated(0.25, 0.5), "Wren", "Owl", signed=True)
