@@ -26,7 +26,10 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "document": (TEXT, "the document's title, or its number in the line"),
     "place": (NUMBER, "where a document stands among the others, from 1"),
     "share": (SHARE, "of a context's whole influence, on average"),
-    "score": ("of the method", "the part's by the method: of influence its share, else signed"),
+    "score": (
+        "of the method",
+        "the part's by the method: of influence its share, else signed; null where it has none",
+    ),
     "of_documents": ("-1 to 1", "the document's or span's score over the sizes of all such scores"),
     "of_tokens": (SHARE, "of a context's tokens, on average"),
     "tokens": ("tokens", "how many, on average"),
