@@ -4,6 +4,7 @@ The first document begins the context: many heads rest on its first token, which
 one throughout and has no score.
 """
 
+import json
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,11 @@ def test_a_paths_error_is_what_three_gradients_in_place_of_seven_change(network)
     np.testing.assert_allclose(answered.scores.errors, [sizes], rtol=1e-6)
     for name in ("question", ""):
         assert np.isnan(by_name[name].score) and by_name[name].error is None
+    record = answered.record()
+    assert [part["score"] is None for part in record["parts"]] == [False, False, True, True]
+    json.dumps(record, allow_nan=False)
+    compared = answered.compare(answered)
+    assert {part.name for part in compared.parts} == {"document 1", "document 2"}
     question = [row for row in f"{answered}".splitlines() if row.startswith("“question”")]
     assert question == [f"“question”{'4':>{len(question[0]) - len('“question”')}}"]
 
