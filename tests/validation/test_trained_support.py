@@ -183,7 +183,7 @@ def test_the_page_says_what_the_table_holds():
     whole = "1.00 (1.00 to 1.00)"
     half = "0.50 (0.50 to 0.50)"
     assert f"is taken out | {' | '.join([whole] * 4)} |" in page
-    assert f"the question's score | {' | '.join([half] * 4)} |" in page
+    assert f"next to nothing of the documents | {' | '.join([half] * 4)} |" in page
     low, high = (np.quantile(np.arange(8) / 100, level) for level in (0.05, 0.95))
     thresholds = {
         "loss from which a document supports it, 1.0": (5 + high, 0.1 + high, 0.1 + high),
