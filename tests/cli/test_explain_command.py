@@ -279,7 +279,7 @@ def require_heads(model, contexts, found):
         grid = lim.token_grid(context.length).weighted(*jax.device_put((u, parts)))
         terminal = partial(models.CausalLM.margin_loss.terminal, model)
         by_head = lim.adjoint.mask_gradient(model.flow, terminal, (x, y), grid).by_head
-        gains = -np.asarray(by_head) / context.length
+        gains = -np.log(25) * np.asarray(by_head) / context.length
         expected["a"].append(gains[..., 1:3].sum(axis=2))
         expected["b"].append(gains[..., 3:5].sum(axis=2))
     assert [one.name for one in found] == ["a"] * 5 + ["b"] * 5

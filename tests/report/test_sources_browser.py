@@ -54,8 +54,8 @@ class Tab:
 
 
 def steps_of(values):
-    """Of 0.01, 0.03, 0.1, 0.3 and 1 how many a value reaches, with its sign."""
-    sizes = np.searchsorted([0.01, 0.03, 0.1, 0.3, 1], np.abs(values), side="right")
+    """Of 0.02, 0.06, 0.2, 0.6 and 2 how many a value reaches, with its sign."""
+    sizes = np.searchsorted([0.02, 0.06, 0.2, 0.6, 2], np.abs(values), side="right")
     return (np.sign(values) * sizes).astype(int).tolist()
 
 
