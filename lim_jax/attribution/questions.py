@@ -31,7 +31,7 @@ from lim_jax.models.language_model import LanguageModel
 from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.documents import QUESTION, Document, named_documents, require_question
-from lim_jax.prompts.own_answers import generate_answers
+from lim_jax.prompts.own_answers import ANSWERS, generate_answers
 from lim_jax.prompts.prompt_files import Line, context_of_line, read_documents, spaced
 
 SENTENCE = 16  # tokens of a sentence of an answer that is not known yet
@@ -241,7 +241,7 @@ def read_question(model: LanguageModel, question: Question) -> ReadQuestion:
 def answer_question(model: LanguageModel, prompt: ReadQuestion, run: Run) -> Answer:
     """Let the model answer, where the answer is not given, and score the parts of the context."""
     question = prompt.question
-    context = answer_context(model, prompt.read, prompt.loss, question.answer_tokens, run.bar)
+    context = answer_context(model, prompt.read, prompt.loss, question.answer_tokens, run)
     loss = loss_kind(prompt.loss).loss
     scores = prompt.method.scores(
         model.network,
@@ -338,11 +338,17 @@ def require_documents(documents: object) -> None:
 
 
 def answer_context(
-    model: LanguageModel, read: Context | PromptOnly, loss: LossName, tokens: int, progress: Bar
+    model: LanguageModel, read: Context | PromptOnly, loss: LossName, tokens: int, run: Run
 ) -> Context:
     """Return the context with its answer, which the model gives itself where there is none."""
-    bar = partial(progress, desc="answering", unit="context")
-    (context,) = generate_answers([read], model, loss, tokens=tokens, progress=bar)
+    (context,) = generate_answers(
+        [read],
+        model,
+        loss,
+        tokens=tokens,
+        checkpoint=run.checkpoint and run.checkpoint / ANSWERS,
+        progress=partial(run.bar, desc="answering", unit="context"),
+    )
     require_fitting(model.network, [context])
     return context
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 from tqdm import tqdm
 
@@ -9,8 +10,8 @@ from lim_jax.attribution.answer_comparison import DOTS, shown_answer
 from lim_jax.attribution.questions import answer_text
 from lim_jax.models import LanguageModel
 from lim_jax.models.loss_kinds import LossName
-from lim_jax.prompts import generate_answers
 from lim_jax.prompts.contexts import Context, PromptOnly
+from lim_jax.prompts.own_answers import ANSWERS, generate_answers
 
 SHOWN = 5  # answers of the model's own that are printed
 
@@ -51,11 +52,20 @@ def answer_notes(contexts: Sequence[Context], model: LanguageModel) -> list[str]
 
 
 def answer_contexts(
-    contexts: Sequence[Context | PromptOnly], model: LanguageModel, loss: LossName, tokens: int
+    contexts: Sequence[Context | PromptOnly],
+    model: LanguageModel,
+    loss: LossName,
+    tokens: int,
+    unfinished: Path,
 ) -> list[Context]:
-    """Return all contexts with their answers; where a context has none the model gives its own."""
+    """Return all contexts with their answers; where a context has none the model gives its own.
+
+    Its answers are kept in the folder `unfinished`, from which an interrupted command goes on.
+    """
     answered_contexts = [context for context in contexts if isinstance(context, Context)]
     if len(answered_contexts) == len(contexts):
         return answered_contexts
     bar = partial(tqdm, desc="answering", unit="context")
-    return generate_answers(contexts, model, loss, tokens=tokens, progress=bar)
+    return generate_answers(
+        contexts, model, loss, tokens=tokens, checkpoint=unfinished / ANSWERS, progress=bar
+    )

@@ -170,7 +170,7 @@ def _read_contexts(
     lines = read_prompts(data, opened, loss, max_length)
     tokens = min(FIRST_LOOK, len(lines)) * max(line.length for line in lines)
     opened = network_within(opened, memory=memory, tokens=tokens, unfinished=unfinished)
-    answers = answer_contexts(lines, opened, loss, ANSWER)
+    answers = answer_contexts(lines, opened, loss, ANSWER, unfinished)
     print("".join(f"{line}\n" for line in own_answer_lines(lines, answers, opened)), end="")
     require_fitting(opened.network, answers)
     return opened, answers

@@ -79,7 +79,7 @@ def profile(
     density, error), tokens.csv, records.csv, contexts.csv and records_by_context.csv, contexts.npz
     for lim-jax compare, and figures as PNG and SVG. With a method it scores named parts instead:
     profile.json, records.csv, records_by_context.csv and scores.csv. Interrupted and run again it
-    goes on after the last context that was measured.
+    goes on after the last context that was answered or measured.
 
     Args:
         data: A text, PDF or .docx; or JSON lines (a file named .jsonl), each with "text"; "prompt";
@@ -121,7 +121,7 @@ def profile(
         at_once = max(models.ids.TOKENS_AT_ONCE, *(context.length for context in contexts))
         opened = network_within(opened, memory, at_once, unfinished)
         prompts = contexts
-        contexts = answer_contexts(contexts, opened, loss, answer_tokens)
+        contexts = answer_contexts(contexts, opened, loss, answer_tokens, unfinished)
         require_fitting(opened.network, contexts)
         described = describe_contexts([context.length for context in contexts], shuffle)
         contexts_on_page = min(SHOWN, len(contexts)) if html else 0

@@ -1,15 +1,20 @@
 """What a model answers where no answer is given: then it is its own that is explained."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import jax
 import numpy as np
 
-from lim_jax._checks import described, require, require_kind
+from lim_jax._checks import AnyPath, described, require, require_kind
+from lim_jax._digest import digest
+from lim_jax._partial_runs import each_once
 from lim_jax.models import LanguageModel, answer
 from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.prompts.chat import turn_ends
 from lim_jax.prompts.contexts import Context, PromptOnly
+
+ANSWERS = "answers.jsonl"  # in the folder of what an interrupted run goes on from
 
 
 def generate_answers(
@@ -18,12 +23,14 @@ def generate_answers(
     loss: LossName = "answer",
     *,
     tokens: int = 32,
+    checkpoint: AnyPath | None = None,
     progress: Callable[[list], Iterable] = iter,
 ) -> list[Context]:
     """Let a model answer the prompts that have no answer, and return the contexts of all.
 
     An answer ends before one of the model's ``end_ids``, or in a chat before the token with which
-    the model's template ends a turn. One that did not end is marked as `Context.cut`.
+    the model's template ends a turn. One that did not end is marked as `Context.cut`. With a
+    checkpoint a run that was interrupted goes on after the last answer.
 
     Parameters
     ----------
@@ -37,8 +44,10 @@ def generate_answers(
         the cross-entropy of the answer's tokens; "margin", "contrast" and others.
     tokens
         The most tokens of an answer.
+    checkpoint
+        A file for the ids of the answers, there or to be made; None for none.
     progress
-        A wrapper of the list of prompts, for example ``tqdm.tqdm``.
+        A wrapper of a list of these prompts, for example ``tqdm.tqdm``.
 
     Returns
     -------
@@ -48,7 +57,8 @@ def generate_answers(
     Raises
     ------
     ValueError
-        If the model ends at once, an entry is no prompt, or no loss has this name.
+        If the model ends at once, an entry is no prompt, or no loss has this name; if the
+        checkpoint is of another model, prompts or `tokens`, or damaged.
 
     Examples
     --------
@@ -61,13 +71,22 @@ def generate_answers(
     (6, [3, 4, 5])
     """
 
-    def answer_prompt(prompt: PromptOnly) -> Context:
-        """Let the model answer a prompt, and return the context of both."""
-        prompt_ids = jax.device_put(prompt.encoded.ids)
-        end_ids = (*model.end_ids, *ends_of_turns) if prompt.prompt.marked else model.end_ids
-        ids = np.asarray(answer(model.network, prompt_ids, tokens, end_ids))
-        ends = np.isin(ids, end_ids)
+    def ends_of(prompt: PromptOnly) -> tuple[int, ...]:
+        """Return the ids that end the answer to a prompt."""
+        return (*model.end_ids, *ends_of_turns) if prompt.prompt.marked else model.end_ids
+
+    def answered(prompt: PromptOnly, answer_ids: list[int]) -> Context:
+        """Return the context of a prompt and its answer."""
+        ids = np.array(answer_ids, np.int32)
+        ends = np.isin(ids, ends_of(prompt))
         return prompt.with_answer(ids[~ends], model.tokenizer, loss)._replace(cut=not ends.any())
+
+    def give_answer(prompt: PromptOnly) -> list[int]:
+        """Let the model answer a prompt: the ids of the answer, with the one that ends it."""
+        prompt_ids = jax.device_put(prompt.encoded.ids)
+        ids = np.asarray(answer(model.network, prompt_ids, tokens, ends_of(prompt))).tolist()
+        answered(prompt, ids)  # an empty answer is refused before the next prompt
+        return ids
 
     require_kind(model, LanguageModel, "model", "Take it from models.LanguageModel.open.")
     prompts = list(prompts)
@@ -83,7 +102,22 @@ def generate_answers(
     template = model.chat_template if in_chats else None
     ends_of_turns = () if template is None else turn_ends(template, model.tokenizer)
     loss_kind(loss)  # an unknown name is refused before the first answer
+    unanswered = {
+        f"{number}": prompt
+        for number, prompt in enumerate(prompts)
+        if isinstance(prompt, PromptOnly)
+    }
+    run = {}
+    if checkpoint is not None:
+        asked = [(prompt.encoded.ids, ends_of(prompt)) for prompt in unanswered.values()]
+        run = {"function": "generate_answers", "prompts": digest((model.network, asked, tokens))}
+    answers = each_once(
+        {number: partial(give_answer, prompt) for number, prompt in unanswered.items()},
+        checkpoint,
+        run,
+        progress,
+    )
     return [
-        answer_prompt(prompt) if isinstance(prompt, PromptOnly) else prompt
-        for prompt in progress(prompts)
+        answered(prompt, answers[f"{number}"]) if isinstance(prompt, PromptOnly) else prompt
+        for number, prompt in enumerate(prompts)
     ]

@@ -22,6 +22,7 @@ from lim_jax.attribution import profile_run
 from lim_jax.attribution.methods import leave_one_out
 from lim_jax.cli import profile_command
 from lim_jax.cli.commands import main
+from lim_jax.prompts import own_answers
 from lim_jax.results.tables import FILES
 
 GENERATOR = np.random.default_rng(3)
@@ -553,6 +554,33 @@ def test_a_profile_that_is_interrupted_goes_on_to_the_same_files(
     tables = ("profile", "tokens", "records", "contexts", "records_by_context")
     for name in ("profile.json", "contexts.npz", *(f"{table}.csv" for table in tables)):
         assert (out / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_profile_that_is_interrupted_gives_no_answer_twice(folder, tmp_path, monkeypatch):
+    """Lines without an answer are answered first, each once, and then measured."""
+    rows = [{"prompt": spelt(row)} for row in ([1, 2, 3], [4, 5, 6], [1, 2, 3])]
+    data = tmp_path / "asked.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    answer = own_answers.answer
+    answered = []
+    allowed = 2
+
+    def stopping(network, ids, *arguments):
+        if len(answered) == allowed:
+            raise KeyboardInterrupt
+        answered.append(np.asarray(ids).tolist())
+        return answer(network, ids, *arguments)
+
+    monkeypatch.setattr(own_answers, "answer", stopping)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: None)
+    arguments = ["profile", str(folder), "--data", str(data), "--loss", "answer"]
+    arguments += ["--answer-tokens", "2", "--out", str(tmp_path / "out")]
+    assert main(arguments) == 130
+    allowed = 9
+    assert main(arguments) == 0
+    assert len(answered) == 3 and answered[0] == answered[2] != answered[1]
+    assert not (tmp_path / "out" / "unfinished").exists()
 
 
 @pytest.mark.slow

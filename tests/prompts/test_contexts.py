@@ -5,6 +5,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from reference.chats import CHATML, MARKS, TALK, TOOLS, USER, WEATHER
@@ -14,13 +15,14 @@ from tokenizers.pre_tokenizers import ByteLevel, Metaspace
 from tokenizers.processors import TemplateProcessing
 
 from lim_jax.checkpoints.text import ChatTemplate
-from lim_jax.models import LanguageModel
+from lim_jax.models import LanguageModel, byte_model
 from lim_jax.prompts import (
     Document,
     Line,
     chat_prompt,
     document_prompt,
     generate_answers,
+    own_answers,
     tokenize_context,
     tokenize_prompt,
 )
@@ -183,3 +185,79 @@ made: Any = SimpleNamespace(prompt=RenderedPrompt)  # of whatever is put in
 def test_arguments_that_are_none_are_refused(call, arguments, message):
     with pytest.raises(ValueError, match=message):
         call(*arguments)
+
+
+@pytest.fixture
+def answering(monkeypatch):
+    """Four prompts of bytes, one of which has its answer; what is answered, and how often."""
+    given = []
+
+    def answer(network, ids, tokens, end):
+        if len(given) == answering.allowed:
+            raise KeyboardInterrupt
+        given.append(bytes(np.asarray(ids).tolist()).decode())
+        return np.asarray(ids)[:tokens] + 1
+
+    answering = SimpleNamespace(given=given, allowed=9)
+    monkeypatch.setattr(own_answers, "answer", answer)
+    network = byte_model(16, width=4, depth=1, key=jax.random.key(0))
+    answering.model = LanguageModel(network, end_ids=(ord("c"),))
+    answering.prompts = [tokenize_prompt(RenderedPrompt(text)) for text in ("ab", "xyz", "xyz")]
+    answering.prompts.insert(1, tokenize_context(RenderedPrompt("here"), " it is"))
+    return answering
+
+
+def test_answers_that_were_interrupted_go_on_after_the_last(answering, tmp_path):
+    """Prompts of one text are each answered; the third answer ends before the id of an end."""
+    answering.prompts[3] = tokenize_prompt(RenderedPrompt("zb"))
+    whole = generate_answers(answering.prompts, answering.model, tokens=2)
+    assert answering.given == ["ab", "xyz", "zb"]
+    assert [context.cut for context in whole] == [False, False, True, False]
+    assert [bytes(context.window.tolist()).decode() for context in whole] == [
+        "abb",
+        "here it is",
+        "xyzyz",
+        "zb{",
+    ]
+    file = tmp_path / "answers"
+    answering.given.clear()
+    for answering.allowed in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            generate_answers(answering.prompts, answering.model, tokens=2, checkpoint=file)
+    answering.allowed = 9
+    shown = []
+    kept = generate_answers(
+        answering.prompts,
+        answering.model,
+        tokens=2,
+        checkpoint=file,
+        progress=lambda rows: shown.append(len(rows)) or rows,
+    )
+    assert answering.given == ["ab", "xyz", "zb"] and shown == [3]
+    for before, after in zip(whole, kept, strict=True):
+        np.testing.assert_array_equal(after.window, before.window)
+        np.testing.assert_array_equal(after.weights, before.weights)
+        assert (after.cut, after.tokens) == (before.cut, before.tokens)
+
+
+@pytest.mark.parametrize("other", ["model", "prompts", "tokens", "ends"])
+def test_answers_of_another_run_are_refused(answering, tmp_path, other):
+    file = tmp_path / "answers"
+    arguments: Any = {"prompts": answering.prompts, "model": answering.model, "tokens": 2}
+    generate_answers(**arguments, checkpoint=file)
+    network = byte_model(16, width=4, depth=1, key=jax.random.key(1))
+    changed = {
+        "model": {"model": answering.model._replace(network=network)},
+        "prompts": {"prompts": answering.prompts[::-1]},
+        "tokens": {"tokens": 3},
+        "ends": {"model": answering.model._replace(end_ids=())},
+    }
+    with pytest.raises(ValueError, match="checkpoint: got .*, of prompts .* Pass what that run"):
+        generate_answers(**(arguments | changed[other]), checkpoint=file)
+
+
+def test_an_empty_answer_is_refused_before_the_next_prompt(answering):
+    answering.prompts[0] = tokenize_prompt(RenderedPrompt("b"))  # followed by the end, "c"
+    with pytest.raises(ValueError, match="answer"):
+        generate_answers(answering.prompts, answering.model, tokens=1)
+    assert answering.given == ["b"]
