@@ -12,7 +12,7 @@ from lim_jax.attribution.segments import Segment
 from lim_jax.density.adjoints import Loss, LossOfIds
 from lim_jax.models.causal import CausalLM, LossOfLogits, Targets
 from lim_jax.models.foils import Contrast
-from lim_jax.models.ids import padded_length
+from lim_jax.models.ids import padded_queries
 from lim_jax.network.slots import State
 from lim_jax.prompts.contexts import Context
 
@@ -33,7 +33,7 @@ def answer_rows(
     for row, segment in zip(rows, answer, strict=True):
         row[segment.positions] = context.weights[segment.positions]
     queries = np.flatnonzero(context.weights)
-    padding = padded_length(queries.size) - queries.size
+    padding = padded_queries(queries.size) - queries.size
     return np.pad(rows[:, queries], [(0, 0), (0, padding)]).astype(model.embedding.dtype)
 
 

@@ -13,6 +13,7 @@ from lim_jax.attribution.parts import UNNAMED, is_document, mean_shares, scores_
 from lim_jax.attribution.profile_run import no_bar
 from lim_jax.attribution.segments import context_segments, whole_answer
 from lim_jax.models import CausalLM
+from lim_jax.models.ids import fitted_padding
 from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.prompts.contexts import Context
 
@@ -67,6 +68,7 @@ def score_contexts(
         cure="Give the lines documents or spans, or leave `method` out for a profile by token.",
     )
     score = method_named(method).scores
+    run = run._replace(padding=fitted_padding(context.length for context in contexts))
     rows = []
     for number in run.bar(range(len(contexts)), desc=method, unit="context"):
         context = contexts[number]

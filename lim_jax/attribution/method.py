@@ -15,6 +15,7 @@ from lim_jax.attribution.segments import AnswerParts, DocumentParts, Segment
 from lim_jax.attribution.together import Together
 from lim_jax.density.adjoints import Loss
 from lim_jax.models.causal import CausalLM
+from lim_jax.models.ids import Padding
 from lim_jax.prompts.contexts import Context
 
 ALL_PARTS: tuple[AnswerParts, ...] = ("answer", "sentence", "token")
@@ -47,10 +48,14 @@ class Cost(NamedTuple):
 
 
 class Run(NamedTuple):
-    """How a computation goes on: a folder that keeps what is finished, and a bar as tqdm's."""
+    """How a computation goes on: a folder that keeps what is finished, and a bar as tqdm's.
+
+    `padding` is that of contexts, where it is not `ids.padded_length`.
+    """
 
     checkpoint: Path | None = None
     bar: Bar = no_bar
+    padding: Padding | None = None
 
     def within(self, name: str) -> "Run":
         """Return the run with the subfolder `name` of its folder."""
@@ -214,8 +219,9 @@ def require_uncut(answer: Sequence[Segment], why: str) -> None:
 
 
 def run_options(name: str, run: Run) -> dict[str, Any]:
-    """Return a run's checkpoint and bar as the options of `models.ids`, for one context."""
+    """Return a run's checkpoint, padding and bar as options of `models.ids`, for one context."""
     return {
         "checkpoint": run.checkpoint,
+        "padding": run.padding,
         "progress": lambda numbers: run.bar(numbers, desc=name, unit="context"),
     }

@@ -26,7 +26,7 @@ from lim_jax.density.adjoints import Loss
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import TokenBreakdown
 from lim_jax.models import CausalLM
-from lim_jax.models.ids import PerPosition, Windows
+from lim_jax.models.ids import PerPosition, Windows, fitted_padding
 from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.document_orders import ShuffledContexts
@@ -101,6 +101,7 @@ def measure(
             ask=queries[reused:],
             loss=loss,
             checkpoint=checkpoint and checkpoint / ("other energies" if reused else "energies"),
+            padding=fitted_padding(context.length for context in contexts[reused:]),
             progress=partial(bar, desc="profile", unit="context"),
             progress_of_layers=partial(bar, **LAYERS),
         )

@@ -21,7 +21,7 @@ from lim_jax._checks import (
 from lim_jax._jit import cached_jit
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.models.causal import CausalLM, Targets
-from lim_jax.models.ids import padded_size
+from lim_jax.models.ids import Padding, padded_size
 from lim_jax.network.kv_cache import Caches, Place, decode_step, has_kv_cache, prefill
 
 Row = Float[Array, " vocabulary"]
@@ -32,6 +32,8 @@ def answer(
     ids: Integer[Array | np.ndarray, " ids"],
     tokens: int = 32,
     end: Sequence[int] = (),
+    *,
+    padding: Padding | None = None,
 ) -> Int[Array, " answer"]:
     """Return the ids that a model answers with, each the likeliest after all before it.
 
@@ -52,6 +54,9 @@ def answer(
         Ids that end an answer, such as those of `LanguageModel.end_ids`: the first of them is the
         answer's last id. By default there are none, and the answer has as many ids as `tokens`
         says.
+    padding
+        A function from the length of context and answer to that to which they are padded; by
+        default `ids.padded_length`. `ids.fitted_padding` is shorter, where all lengths are known.
 
     Returns
     -------
@@ -81,7 +86,7 @@ def answer(
     stop = len(ids) + tokens
     while len(row) < stop and not (len(row) > len(ids) and int(row[-1]) in ends):
         steps = _steps(model, len(row), stop)
-        size = padded_size(model, len(row) + steps - 1)
+        size = padded_size(model, len(row) + steps - 1, padding)
         # Length and steps are arrays, so that a program is compiled for the size alone.
         numbers = jax.device_put((np.pad(row, (0, size + 1 - len(row))), len(row), steps))
         padded, length = _continue(model, *numbers, jax.device_put(np.array([*ends], np.int32)))

@@ -15,9 +15,11 @@ from jaxtyping import Array, Float, Int, Integer
 from lim_jax._checks import (
     ARRAYS,
     AnyPath,
+    as_int,
     as_numbers,
     described,
     require,
+    require_callable,
     require_indices,
     require_kind,
     require_text,
@@ -39,6 +41,7 @@ PerPosition = Float[Array | np.ndarray, " _"]
 ByToken = Float[Array | np.ndarray, "_ ..."]
 Windows = Sequence[Integer[Array | np.ndarray, " _"]]
 Ask = Callable[[int], PerPosition] | Sequence[PerPosition | Contrast]
+Padding = Callable[[int], int]  # from a context's length to that to which it is padded
 # A context as a program takes it, on the host: its ids, targets, the scale of its energies, and
 # the part of each of its tokens, -1 for none.
 Padded = tuple[Array | np.ndarray, Targets | Contrast, Array | np.ndarray, Array | np.ndarray]
@@ -47,6 +50,7 @@ Padded = tuple[Array | np.ndarray, Targets | Contrast, Array | np.ndarray, Array
 Scores = Callable[[LossOfIds, CausalLM, Any, Any, Any], Float[Array, "_ ..."]]
 SHORTEST = 16
 LONG = 1024
+QUERIES = 32  # to so many at least places that are asked are padded: most answers share programs
 ASK = "Take loss.teacher_forcing, loss.last_token, or another function of the length."
 # Measured with SmolLM2 and a Llama of its size on one core. A call reads all weights, which costs
 # what some more tokens do: 30 to 70 of them from memory, 90 from half precision, 150 to 300 from
@@ -124,6 +128,7 @@ def energies_of_ids(
     loss: Loss = CausalLM.loss,
     checkpoint: AnyPath | None = None,
     run: str = "",
+    padding: Padding | None = None,
     progress: Callable[[list], Iterable] = iter,
     progress_of_layers: Callable[[list], Iterable] = iter,
 ) -> list[Float[np.ndarray, " _"]]:
@@ -158,6 +163,9 @@ def energies_of_ids(
     run
         A name of yours for a checkpoint whose loss or model has functions or classes of your own:
         what they compute is not compared. Take another name when they change.
+    padding
+        A function from a context's length to that to which it is padded; by default
+        `ids.padded_length`. `ids.fitted_padding` of all lengths is shorter, where these are known.
     progress
         A wrapper of the list of windows, for example ``tqdm.tqdm``.
     progress_of_layers
@@ -184,6 +192,7 @@ def energies_of_ids(
         loss,
         checkpoint=checkpoint,
         run=run,
+        padding=padding,
         progress=progress,
         progress_of_layers=progress_of_layers,
     )
@@ -223,13 +232,48 @@ def padded_length(length: int) -> int:
     return double if length > 3 * double // 4 or double == SHORTEST else 3 * double // 4
 
 
-def padded_size(model: CausalLM, length: int) -> int:
-    """Return the length to which a model's contexts are padded: `padded_length` or less."""
+def fitted_padding(lengths: Iterable[int]) -> Padding:
+    """Return a shorter padding for contexts of these lengths, in no more programs.
+
+    Where two or more have one `padded_length`, it is the longest of them in multiples of 16. Others
+    keep theirs, for which another run may have compiled a program.
+
+    >>> padding = fitted_padding([392, 411, 402, 700])
+    >>> [padding(length) for length in (392, 411, 412, 700)]
+    [416, 416, 512, 768]
+    """
+    longest: dict[int, int] = {}
+    shared = set()
+    for length in lengths:
+        size = padded_length(length)
+        if size in longest:
+            shared.add(size)
+        longest[size] = max(length, longest.get(size, 0))
+
+    def padded(length: int) -> int:
+        """Return the padded length of a context."""
+        size = padded_length(length)
+        if size not in shared or length > longest[size]:
+            return size
+        return min(size, -(-longest[size] // SHORTEST) * SHORTEST)
+
+    return padded
+
+
+def padded_queries(queries: int) -> int:
+    """Return the number to which places that are asked are padded, at least `QUERIES`."""
+    return padded_length(max(QUERIES, queries))
+
+
+def padded_size(model: CausalLM, length: int, padding: Padding | None = None) -> int:
+    """Return the length to which a model's contexts are padded: that of `padding` or less."""
     # No more than the model's limit or the length that the network was trained on, and not longer
     # at all if the rotary frequencies depend on the length.
+    padding = padded_length if padding is None else padding
+    require_callable(padding, "padding", "from a length to the padded one")
     limit = None if model.limit is None else model.limit[0]
     limits = (most for most in (limit, model.trained) if most is not None)
-    size = max(length, min([padded_length(length), *limits]))
+    size = max(length, min([as_int(padding(length), "padding"), *limits]))
     return size if model.same_rope(size, length) else length
 
 
@@ -256,6 +300,7 @@ def _rows_by_context(
     parts: Sequence[Int[np.ndarray, " _"]] | None = None,
     checkpoint: AnyPath | None = None,
     run: str = "",
+    padding: Padding | None = None,
     progress: Callable[[list], Iterable] = iter,
     progress_of_layers: Callable[[list], Iterable] = iter,
 ) -> Iterator[tuple[int, ByToken]]:
@@ -267,7 +312,8 @@ def _rows_by_context(
     loss_of_ids = LossOfIds(_embed, loss)
     labels = parts or [np.full(len(window) - 1, -1, np.int32) for window in windows]
     contexts = [
-        _pad(model, *context) for context in zip(windows, ask_by_context, labels, strict=True)
+        _pad(model, *context, padding)
+        for context in zip(windows, ask_by_context, labels, strict=True)
     ]
     folder = None if checkpoint is None else checkpoint_folder(checkpoint)
     about = {}
@@ -385,14 +431,18 @@ def _embed(model: CausalLM, ids: Int[Array, " length"], y: Targets | Contrast) -
 
 
 def _pad(
-    model: CausalLM, window: Any, ask: PerPosition | Contrast, parts: Int[np.ndarray, " _"]
+    model: CausalLM,
+    window: Any,
+    ask: PerPosition | Contrast,
+    parts: Int[np.ndarray, " _"],
+    padding: Padding | None,
 ) -> Padded:
     """Pad a context's ids, parts and queries; only positions of non-zero weight are queried."""
     # The head reads only the positions whose weights are not zero. Padding has id zero, and queries
     # that fill up the arrays are at the first position, with weight zero.
     row = np.asarray(window)
     length = len(row) - 1
-    size = padded_size(model, length)
+    size = padded_size(model, length, padding)
     dtype = model.embedding.dtype
     # Energies are densities, and the padded grid's cells are narrower than the context's own.
     scale: Any = np.asarray((length / size) ** 2, dtype)
@@ -405,7 +455,7 @@ def _pad(
     got = f"weights of shape {weights.shape}"
     require(weights.shape == (length,), "ask", got=got, expected=expected, cure=ASK)
     positions = np.flatnonzero(weights)
-    queries = min(size, padded_length(max(1, len(positions))))
+    queries = min(size, padded_queries(len(positions)))
     targets = (_fill(part, queries) for part in (row[1:][positions], weights[positions], positions))
     return ids, Targets(*targets), scale, labels
 

@@ -10,6 +10,7 @@ from lim_jax._checks import AnyPath, described, require, require_kind
 from lim_jax._digest import digest
 from lim_jax._partial_runs import each_once
 from lim_jax.models import LanguageModel, answer
+from lim_jax.models.ids import fitted_padding
 from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.prompts.chat import turn_ends
 from lim_jax.prompts.contexts import Context, PromptOnly
@@ -84,7 +85,9 @@ def generate_answers(
     def give_answer(prompt: PromptOnly) -> list[int]:
         """Let the model answer a prompt: the ids of the answer, with the one that ends it."""
         prompt_ids = jax.device_put(prompt.encoded.ids)
-        ids = np.asarray(answer(model.network, prompt_ids, tokens, ends_of(prompt))).tolist()
+        ids = np.asarray(
+            answer(model.network, prompt_ids, tokens, ends_of(prompt), padding=padding)
+        ).tolist()
         answered(prompt, ids)  # an empty answer is refused before the next prompt
         return ids
 
@@ -107,6 +110,7 @@ def generate_answers(
         for number, prompt in enumerate(prompts)
         if isinstance(prompt, PromptOnly)
     }
+    padding = fitted_padding(prompt.length + tokens - 1 for prompt in unanswered.values())
     run = {}
     if checkpoint is not None:
         asked = [(prompt.encoded.ids, ends_of(prompt)) for prompt in unanswered.values()]

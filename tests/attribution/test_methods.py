@@ -22,7 +22,7 @@ from lim_jax.attribution.segments import answer_segments, context_segments, whol
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.foils import contrast_loss
-from lim_jax.prompts.contexts import tokenize_context
+from lim_jax.prompts.contexts import Context, Span, tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
 
 LOSS = CausalLM.margin_loss
@@ -232,6 +232,29 @@ def test_a_method_is_one_entry(model, monkeypatch):
     assert list(first.by_name().items()) == list(zip(NAMES, (3, 22, 30, rest), strict=True))
     with pytest.raises(ValueError, match="method: got 'guess', expected \"influence\" or "):
         mean_scores.score_contexts(model, CONTEXTS, "margin", "guess", Run())
+
+
+def test_contexts_are_padded_to_the_longest_of_their_program(model, monkeypatch):
+    """All are known before the first is scored: 67 and 70 tokens to 80, and 33 as elsewhere."""
+    padded = []
+
+    def positions(model, context, answer, parts, loss, run):
+        padded.append(run.within("gradient").padding(context.length))
+        return scores_by_token(answer, parts, np.zeros((1, context.length)))
+
+    entry = Method("its position", "the position", positions, METHODS["rollout"].cost)
+    monkeypatch.setitem(METHODS, "position", entry)
+    contexts = [
+        Context(
+            np.zeros(length + 1, int),
+            np.eye(length)[-1],
+            ("a",) * length,
+            (Span("one", np.array([1])),),
+        )
+        for length in (67, 33, 70)
+    ]
+    mean_scores.score_contexts(model, contexts, "margin", "position", Run())
+    assert padded == [80, 48, 80]
 
 
 def test_what_scores_fail_to_add_up_to_is_told(model, tmp_path, monkeypatch):

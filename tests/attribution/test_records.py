@@ -227,7 +227,8 @@ def measured(monkeypatch, contexts_on_page=0, network=NETWORK, contexts=CONTEXTS
     """What is measured of contexts whose energies are known, and of how many these were asked."""
     calls = []
 
-    def energies_of_ids(network, windows, **_):
+    def energies_of_ids(network, windows, padding, **_):
+        assert [padding(len(window) - 1) for window in windows] == [16] * len(windows)
         calls.append(len(windows))
         return [ENERGY[len(window) - 1] for window in windows]
 

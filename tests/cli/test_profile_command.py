@@ -566,11 +566,11 @@ def test_a_profile_that_is_interrupted_gives_no_answer_twice(folder, tmp_path, m
     answered = []
     allowed = 2
 
-    def stopping(network, ids, *arguments):
+    def stopping(network, ids, *arguments, **named):
         if len(answered) == allowed:
             raise KeyboardInterrupt
         answered.append(np.asarray(ids).tolist())
-        return answer(network, ids, *arguments)
+        return answer(network, ids, *arguments, **named)
 
     monkeypatch.setattr(own_answers, "answer", stopping)
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: None)

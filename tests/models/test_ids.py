@@ -17,7 +17,7 @@ import lim_jax as lim
 from lim_jax import models
 from lim_jax.density import LossOfIds
 from lim_jax.loss import teacher_forcing
-from lim_jax.models.ids import padded_length
+from lim_jax.models.ids import fitted_padding, padded_length
 
 REGIONS = lim.boundary_regions(lim.graded_grid(10), 0.2)
 LENGTHS = (5, 7, 20)
@@ -241,6 +241,7 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(models.ids, "_energy", seen)
     monkeypatch.setattr(models.ids, "TOKENS_AT_ONCE", 48)
+    monkeypatch.setattr(models.ids, "QUERIES", 16)  # of more places that are asked another shape
     return found
 
 
@@ -378,6 +379,52 @@ def test_some_ten_programs_serve_all_lengths(model):
         assert length <= size <= max(16, (3 / 2 if length <= 1024 else 9 / 8) * length)
     assert [padded_length(size) for size in sorted(set(padded))] == sorted(set(padded))
     assert len(set(padded[:1024])) == 13 and len(set(padded[1024:])) == 16
+
+
+def test_contexts_of_a_known_list_are_padded_to_the_longest_of_their_program():
+    """In multiples of 16, in no more programs than without, and never less than a context has."""
+    lengths = [3, 9, 16, 17, 24, 260, 300, 311, 390, 411, 700, 1030, 1100]
+    padding = fitted_padding(iter(lengths))
+    fitted = [padding(length) for length in lengths]
+    assert fitted == [16, 16, 16, 24, 24, 320, 320, 320, 416, 416, 768, 1104, 1104]
+    assert len(set(fitted)) == len({padded_length(length) for length in lengths})
+    # Lengths that are not of the list have a program of their own, which they share with others.
+    assert [padding(length) for length in (312, 412, 1, 769)] == [384, 512, 16, 1024]
+    assert [fitted_padding([390])(390), fitted_padding([])(390)] == [512, 512]
+
+
+def test_answers_of_up_to_32_tokens_are_of_one_shape():
+    sizes = [models.ids.padded_queries(count) for count in (0, 1, 17, 32, 33, 65)]
+    assert sizes == [32, 32, 32, 32, 48, 96]
+
+
+@pytest.mark.slow
+def test_another_padding_gives_the_same_energies(model, calls):
+    windows = [window_of(length) for length in (17, 22, 9)]
+    expected = models.energies_of_ids(model, windows)
+
+    def three_more(length):
+        return length + 3  # as far as the network knows places
+
+    for padding, sizes in ((three_more, {12, 20, PLACES}), (fitted_padding([]), {16, PLACES})):
+        calls.clear()
+        energies = models.energies_of_ids(model, windows, padding=padding)
+        assert {ids.shape[1] for ids in calls} == sizes
+        for ours, theirs in zip(energies, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6 * theirs.max())
+    short = models.energies_of_ids(model, windows, padding=lambda length: 1)  # is not shortened
+    assert [len(energy) for energy in short] == [17, 22, 9]
+
+
+@pytest.mark.usefixtures("as_users_run")
+def test_a_padding_that_is_none_is_refused(model):
+    for padding, message in (
+        (16, "padding: got 16, expected a function from a length to the padded one"),
+        (lambda length: length / 2, "padding: got 4.5"),
+        (lambda length: None, "padding: got None"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            models.energies_of_ids(model, [window_of(9)], padding=padding)
 
 
 @pytest.mark.slow

@@ -192,13 +192,14 @@ def answering(monkeypatch):
     """Four prompts of bytes, one of which has its answer; what is answered, and how often."""
     given = []
 
-    def answer(network, ids, tokens, end):
+    def answer(network, ids, tokens, end, padding):
         if len(given) == answering.allowed:
             raise KeyboardInterrupt
+        answering.padded.append(padding(len(ids) + tokens - 1))
         given.append(bytes(np.asarray(ids).tolist()).decode())
         return np.asarray(ids)[:tokens] + 1
 
-    answering = SimpleNamespace(given=given, allowed=9)
+    answering = SimpleNamespace(given=given, allowed=9, padded=[])
     monkeypatch.setattr(own_answers, "answer", answer)
     network = byte_model(16, width=4, depth=1, key=jax.random.key(0))
     answering.model = LanguageModel(network, end_ids=(ord("c"),))
@@ -238,6 +239,16 @@ def test_answers_that_were_interrupted_go_on_after_the_last(answering, tmp_path)
         np.testing.assert_array_equal(after.window, before.window)
         np.testing.assert_array_equal(after.weights, before.weights)
         assert (after.cut, after.tokens) == (before.cut, before.tokens)
+
+
+def test_prompts_are_padded_as_the_longest_of_their_program(answering):
+    """With the most tokens of an answer: up to 94 and 75, and of another program 300."""
+    lengths = (90, 71, 296)
+    prompts = [tokenize_prompt(RenderedPrompt("a" * length)) for length in lengths]
+    generate_answers(prompts, answering.model, tokens=5)
+    assert answering.padded == [96, 96, 384]
+    generate_answers([prompts[1], prompts[1]], answering.model, tokens=5)
+    assert answering.padded[3:] == [80, 80]
 
 
 @pytest.mark.parametrize("other", ["model", "prompts", "tokens", "ends"])
