@@ -195,35 +195,37 @@ def main() -> None:
         model = LanguageModel.from_pretrained(file)
         peer = Peer(file, model.end_ids)
     asked = prompts(model, options.questions)
-    rows = [{"question": number, "lim_jax": [], "torch": []} for number in range(len(asked))]
+    rows: list[dict[str, Any]] = [{"question": number} for number in range(len(asked))]
+    seconds: dict[str, list[list[float]]] = {"lim_jax": [], "torch": []}
     for turn in tqdm(range(options.repeats), unit="turn"):
         result = ours(model, asked, compiled)
-        for row, context, (seconds, programs) in zip(
-            rows, result.contexts, result.steps, strict=True
-        ):
-            row |= {"tokens": context.length, "answer": int((context.weights > 0).sum())}
-            row["lim_jax"].append(seconds)
-            if turn == 0:
-                row["programs"] = programs
-        for row, prompt, context, scores, effect in zip(
-            rows, asked, result.contexts, result.scores, result.effects, strict=True
+        seconds["lim_jax"].append([of_question for of_question, _ in result.steps])
+        seconds["torch"].append([])
+        for row, prompt, context, scores, effect, (_, programs) in zip(
+            rows, asked, *result, strict=True
         ):
             begun = time.process_time()
             answer = peer.answer(prompt)
             their_scores, their_effect = peer.score(context)
-            row["torch"].append(time.process_time() - begun)
+            seconds["torch"][-1].append(time.process_time() - begun)
             difference = np.abs(scores - their_scores).max() / np.abs(scores).max()
             assert difference < CLOSE and abs(effect - their_effect) < CLOSE, difference
-            row["same answer"] = bool(np.array_equal(answer, context.window[prompt.length :]))
+            if turn == 0:
+                row["tokens"] = context.length
+                row["answer"] = int((context.weights > 0).sum())
+                row["same answer"] = bool(np.array_equal(answer, context.window[prompt.length :]))
+                row["programs"] = programs
+    row_seconds = {side: np.median(turns[1:], axis=0) for side, turns in seconds.items()}
+    for number, row in enumerate(rows):
+        row["seconds"] = {side: float(of_side[number]) for side, of_side in row_seconds.items()}
     keep(options.out, rows, ("question",), torch=torch.__version__)
     print(f"programs, question by question: {[row['programs'] for row in rows]}")
     print(f"answers alike: {sum(row['same answer'] for row in rows)} of {len(rows)}")
-    for side in ("lim_jax", "torch"):
-        last = [row[side][-1] for row in rows]
-        print(f"{side}: {60 / np.mean(last):.1f} questions a minute of one core, compiled before")
-    ratios = [row["torch"][-1] / row["lim_jax"][-1] for row in rows]
+    for side, of_side in row_seconds.items():
+        print(f"{side}: {60 / of_side.mean():.1f} questions a minute of one core, compiled before")
+    ratios = row_seconds["torch"] / row_seconds["lim_jax"]
     print(
-        f"torch's time over ours: {np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        f"torch's time over ours: {np.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}"
     )
 
 

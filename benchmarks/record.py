@@ -49,7 +49,8 @@ def _cpu_field(field: str) -> str:
 def file_of_processor(name: str) -> Path:
     """Where a benchmark's results of this processor are kept."""
     maker = next((m for m in ("AMD", "Intel") if m in processor()), platform.machine())
-    return RESULTS / f"{name}-{maker.lower()}.json"
+    narrow = "" if maker != "AMD" or "avx512f" in instruction_sets() else "-avx2"
+    return RESULTS / f"{name}-{maker.lower()}{narrow}.json"
 
 
 def gemm_rate(precision: str = "float32", product: tuple[int, int, int] = (1024,) * 3) -> float:

@@ -15,7 +15,10 @@ from typing import Any
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 PAGES = DOCS / "speed.md", HERE.parent / "README.md"
-FILES = "speed-amd speed-intel thunks-amd thunks-intel scaling-amd scaling-intel real_peer sizes"
+FILES = (
+    "speed-amd speed-amd-avx2 speed-intel thunks-amd thunks-intel scaling-amd scaling-intel "
+    "real_peer sizes questions"
+)
 JOBS = {
     "influence": "influence",
     "gradient": "gradient",
@@ -34,6 +37,10 @@ PAGE_HEADER = (
     "| Intel Xeon, PyTorch at its fastest |\n"
     "|---|---|---|---|---|---|---|"
 )
+NARROW_HEADER = (
+    "| job | time at (a) | at (b) | PyTorch as it comes, (a) | (b) | PyTorch at its fastest, (a) "
+    "| (b) |\n|---|---|---|---|---|---|---|"
+)
 
 
 def results(name: str) -> list[dict[str, Any]]:
@@ -43,7 +50,11 @@ def results(name: str) -> list[dict[str, Any]]:
 
 def tables() -> dict[str, str]:
     """Return each table by the name of its marks."""
-    return {"speed-page": page_table(), "speed-summary": summary()}
+    return {
+        "speed-page": page_table(),
+        "speed-narrow": narrow_table(),
+        "speed-summary": summary(),
+    }
 
 
 def page_table() -> str:
@@ -66,6 +77,19 @@ def page_table() -> str:
         for job, name in JOBS.items()
     ]
     return "\n".join([PAGE_HEADER, *lines])
+
+
+def narrow_table() -> str:
+    """Return the same of a processor without AVX-512, at both sizes."""
+    by_size = {(row["job"], row["size"]): row for row in results("speed-amd-avx2")}
+    lines = []
+    for job, name in JOBS.items():
+        rows = [by_size[job, size] for size in "ab" if (job, size) in by_size]
+        if rows:
+            cells = [_duration(row["seconds"]["lim_jax"]) for row in rows]
+            cells += [f"{row[ratio]:.2f}" for ratio in ("ratio to stock", "ratio") for row in rows]
+            lines.append(_row([name, *cells]))
+    return "\n".join([NARROW_HEADER, *lines])
 
 
 def summary() -> str:

@@ -21,7 +21,7 @@ from lim_jax.explanations.influence_table import contexts_needed
 from lim_jax.explanations.windows import QueryWeights, Windows, regions_without_queries
 from lim_jax.grid.partition import Regions
 from lim_jax.models import CausalLM
-from lim_jax.models.ids import CALL_IN_MEMORY, padded_size
+from lim_jax.models.ids import CALL_IN_MEMORY, fitted_padding, padded_size
 from lim_jax.network.experts import MixtureOfExperts
 from lim_jax.network.field import SumOfFields
 from lim_jax.network.gated_delta import KimiDelta
@@ -140,7 +140,8 @@ def estimate_seconds(
     `contexts_to_answer` are answered before. Products are made in `compute`, without it as the
     network makes them, and all else in float32.
     """
-    passes = [pass_operations(network, padded_size(network, length)) for length in lengths]
+    padding = fitted_padding(lengths)
+    passes = [pass_operations(network, padded_size(network, length, padding)) for length in lengths]
     # Weights that are left in their files are read for a page and for energies.
     twice = network.flow.is_offloaded
     measured = ENERGIES / 3 * cost * sum(passes if twice else passes[contexts_on_page:])

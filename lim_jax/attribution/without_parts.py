@@ -73,6 +73,7 @@ def losses_without(
         "ask": ask,
         "loss": loss,
         "checkpoint": run.checkpoint,
+        "padding": run.padding,
         "progress": partial(run.bar, desc="texts", unit="text", leave=False),
     }
     # Where a text was cut the answer asks as before, so that all texts have one program.

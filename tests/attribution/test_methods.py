@@ -19,6 +19,7 @@ from lim_jax.attribution.method import Method, Run, Scores, scores_by_token
 from lim_jax.attribution.methods import ablations, integrated_gradients
 from lim_jax.attribution.methods.method_table import METHODS, MethodName
 from lim_jax.attribution.segments import answer_segments, context_segments, whole_answer
+from lim_jax.attribution.without_parts import losses_without
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.foils import contrast_loss
@@ -144,6 +145,25 @@ def test_a_part_left_out_is_the_text_without_it_and_what_asks_stays(model):
     everywhere = tokenize_context(PROMPTS[0][0], loss="next-token")
     with pytest.raises(ValueError, match="loss: got one that asks at every position"):
         scored(model, everywhere, "leave-one-out", CausalLM.loss)
+
+
+def test_texts_without_parts_are_padded_as_the_run_says(model, monkeypatch):
+    """Of 16, 13 and 12 tokens."""
+    read = []
+    scores = models.ids._scores
+    monkeypatch.setattr(
+        models.ids, "_scores", lambda *of: read.append(of[3].shape[1]) or scores(*of)
+    )
+    context = CONTEXTS[0]
+    answer, parts = [whole_answer(context)], context_segments(context)
+    masks = np.array([[True] * 4, [False, True, True, True], [True, False, True, True]])
+    expected, losses = (
+        losses_without(model, context, answer, parts, masks, LOSS, Run(padding=padding))
+        for padding in (None, lambda length: length + 1)
+    )
+    lengths = [context.length, context.length - 3, context.length - 4]
+    assert set(read) == {16, *(length + 1 for length in lengths)}
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
 
 
 @pytest.mark.slow
