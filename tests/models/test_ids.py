@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -418,11 +419,12 @@ def test_another_padding_gives_the_same_energies(model, calls):
 
 @pytest.mark.usefixtures("as_users_run")
 def test_a_padding_that_is_none_is_refused(model):
-    for padding, message in (
+    hostile: list[tuple[Any, str]] = [
         (16, "padding: got 16, expected a function from a length to the padded one"),
         (lambda length: length / 2, "padding: got 4.5"),
         (lambda length: None, "padding: got None"),
-    ):
+    ]
+    for padding, message in hostile:
         with pytest.raises(ValueError, match=message):
             models.energies_of_ids(model, [window_of(9)], padding=padding)
 

@@ -203,8 +203,8 @@ def answering(monkeypatch):
     monkeypatch.setattr(own_answers, "answer", answer)
     network = byte_model(16, width=4, depth=1, key=jax.random.key(0))
     answering.model = LanguageModel(network, end_ids=(ord("c"),))
-    answering.prompts = [tokenize_prompt(RenderedPrompt(text)) for text in ("ab", "xyz", "xyz")]
-    answering.prompts.insert(1, tokenize_context(RenderedPrompt("here"), " it is"))
+    first, *others = (tokenize_prompt(RenderedPrompt(text)) for text in ("ab", "xyz", "xyz"))
+    answering.prompts = [first, tokenize_context(RenderedPrompt("here"), " it is"), *others]
     return answering
 
 
