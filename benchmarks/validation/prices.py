@@ -58,25 +58,29 @@ class Kind(NamedTuple):
         Which prompts.
     texts
         On how many texts regressions are fitted.
-    every_method
-        Whether also by methods that read more than long texts leave the time for: mask paths,
-        leave-one-out, and those of shapiq.
+    of_shapiq
+        On how many texts methods of shapiq are fitted.
+    first
+        The number of the first prompt: by those before it rules were chosen.
     documents_first
         On how many texts, half of which leave out whole documents, regressions are fitted too.
     """
 
     setting: FaithfulnessSetting
     texts: tuple[int, ...]
-    every_method: bool
+    of_shapiq: tuple[int, ...]
+    first: int = 0
     documents_first: tuple[int, ...] = ()
 
 
+TEN = (8, 16, 32, 64)
+MORE = (16, 32, 64, 128)
 KINDS = {
-    "10 keys": Kind(FaithfulnessSetting((PAIRS,), 1, 1, 10), (8, 16, 32, 64), True),
-    "10 documents": Kind(FaithfulnessSetting((FACTS,), 1, 1, 10), (8, 16, 32, 64), True),
-    "40 keys": Kind(FaithfulnessSetting((PAIRS,), 1, 1, 40), (16, 32, 64), False),
+    "10 keys": Kind(FaithfulnessSetting((PAIRS,), 1, 1, 10), TEN, TEN),
+    "10 documents": Kind(FaithfulnessSetting((FACTS,), 1, 1, 10), TEN, TEN),
+    "40 keys": Kind(FaithfulnessSetting((PAIRS,), 1, 1, 40), MORE, (64, 128), 4),
     "sentences": Kind(
-        FaithfulnessSetting((SENTENCES,), 1, 1, (3, 6), tokens=8), (16, 32, 64), False, (16, 32)
+        FaithfulnessSetting((SENTENCES,), 1, 1, (3, 6), tokens=8), MORE, (64,), 4, (16, 32)
     ),
 }
 PATHS = (4, 8)  # of so many gradients
@@ -86,7 +90,6 @@ NEAR = 0.01  # of scores that count as alike
 INFORMED = "informed"
 DESIGNED = "designed texts alone"
 HIERARCHY = "informed, documents first"
-CHOSEN_ON = 2  # prompts of sentences, by which it was chosen which documents matter
 MASK = "mask gradient"
 PATH = "mask path"
 LEAVE_ONE_OUT = "leave-one-out"
@@ -111,7 +114,7 @@ METHODS = (
 class Priced(NamedTuple):
     """The scores of a prompt's parts by a method, and its price in readings of the whole text.
 
-    `level` counts the texts or gradients that the method was given.
+    `level` counts the texts or gradients that the method was given; it is 1 of leave-one-out.
     """
 
     method: str
@@ -146,11 +149,11 @@ class Reader:
         return sum(sizes) / whole
 
 
-def priced_gradients(job: Job, context: Context, paths: Sequence[int]) -> list[Priced]:
-    """Score the parts of a prompt by the mask gradient, and on paths of so many."""
-    variants = {variant.name: variant for variant in mask_variants((0.2,), tuple(paths))}
+def priced_gradients(job: Job, context: Context) -> list[Priced]:
+    """Score the parts of a prompt by the mask gradient, and on paths of `PATHS`."""
+    variants = {variant.name: variant for variant in mask_variants((0.2,), PATHS)}
     names = [("mask-gradient at 0.2", MASK, 1)]
-    names += [(f"mask-path on {nodes}", PATH, nodes) for nodes in paths]
+    names += [(f"mask-path on {nodes}", PATH, nodes) for nodes in PATHS]
     return [
         Priced(
             method,
@@ -167,8 +170,7 @@ def priced_scores(
 ) -> Iterator[Priced]:
     """Score the parts of a prompt by every method at each of its prices."""
     yield from gradients
-    if kind.every_method:
-        yield _leave_one_out(reader)
+    yield _leave_one_out(reader)
     gradient = gradients[0]
     for texts in kind.texts:
         kept = drawn[:texts]
@@ -188,7 +190,7 @@ def priced_scores(
             kept, values = documents_first(reader.logits, reader.documents, gradient.scores, texts)
             fit = shrunk_regression(kept, values, gradient.scores)
             yield Priced(HIERARCHY, texts, gradient.price + reader.price(kept), fit.scores)
-        if kind.every_method:
+        if texts in kind.of_shapiq:
             yield from _scores_of_shapiq(reader, texts)
 
 
@@ -196,7 +198,7 @@ def _leave_one_out(reader: Reader) -> Priced:
     """Score each part by what the answer loses without it."""
     texts = np.concatenate([np.ones((1, reader.parts), bool), ~np.eye(reader.parts, dtype=bool)])
     whole, *without = reader.log_probabilities(texts)
-    return Priced(LEAVE_ONE_OUT, reader.parts, reader.price(texts), whole - np.array(without))
+    return Priced(LEAVE_ONE_OUT, 1, reader.price(texts), whole - np.array(without))
 
 
 def _scores_of_shapiq(reader: Reader, texts: int) -> Iterator[Priced]:
@@ -232,7 +234,7 @@ def rows_of_prompt(job: Job, kind: str, number: int) -> list[dict[str, Any]]:
     (said,) = faithfulness.answers_of(job, [encoded.ids])
     reader = Reader(job, prompt, said)
     context = context_of_prompt(prompt, encoded, said)
-    gradients = priced_gradients(job, context, PATHS if KINDS[kind].every_method else ())
+    gradients = priced_gradients(job, context)
     most = max(KINDS[kind].texts)
     drawn = random_ablations(reader.parts, most + HELD_OUT, number)
     held_out = drawn[most:]
@@ -257,12 +259,13 @@ def study(
     """Score so many prompts of each kind; an interrupted run goes on after the last prompt."""
     jobs = {}
     for kind in kinds:
-        setting = KINDS[kind].setting._replace(prompts=prompts)
+        setting = KINDS[kind].setting._replace(prompts=KINDS[kind].first + prompts)
         jobs[kind] = faithfulness.job_of(model.network, model.tokenizer, setting, model.end_ids)
     rows = {
         f"{kind} {number}": partial(rows_of_prompt, jobs[kind], kind, number)
-        for number in range(prompts)
+        for rank in range(prompts)
         for kind in kinds
+        for number in [KINDS[kind].first + rank]
     }
     run = {"function": "prices", "model": digest(model.network)}
     bar = partial(tqdm, desc="pricing", unit="prompt")
@@ -389,21 +392,35 @@ def _beside_the_best(by_method: dict[str, list[Point]], own: Point) -> tuple[flo
     return float(own.score.value), *max(others)
 
 
+def below_the_gradient(rows: Sequence[dict[str, Any]]) -> str:
+    """Say where informed ablations are below the mask gradient that they begin with."""
+    below = [
+        f"{kind}, {point.level} texts: {point.score.value:.2f} beside {gradient.score.value:.2f}"
+        for kind in kinds_of(rows)
+        for by_method in [points(rows, kind)]
+        for (gradient,) in [by_method[MASK]]
+        for point in by_method[INFORMED]
+        if point.score.value < gradient.score.value - NEAR
+    ]
+    if not below:
+        return ""
+    return f" Texts are then trusted too much, below the mask gradient itself: {'; '.join(below)}."
+
+
 DOCUMENTS_FIRST = """
 Where sentences are more than texts tell apart, "informed, documents first" leaves out whole
 documents in half of the texts; in the rest, single sentences of the documents whose score is then
 beyond two errors of zero, and others whole. One regression takes both. That was chosen among ten
-rules on {chosen_on} prompts; on the other {judged_on} its score is
+rules on other prompts; on these its score is
 {beside}.
 It is not in the package.
 """
 
 
 def documents_first_words(rows: Sequence[dict[str, Any]]) -> str:
-    """Say how texts without whole documents do, on the prompts that they were not chosen on."""
-    judged = [row for row in rows if int(row["prompt"]) >= CHOSEN_ON]
+    """Say how texts without whole documents do."""
     for kind in kinds_of(rows):
-        by_method = points(judged, kind)
+        by_method = points(rows, kind)
         if HIERARCHY in by_method:
             levels = {point.level: point for point in by_method[INFORMED]}
             beside = [
@@ -411,11 +428,7 @@ def documents_first_words(rows: Sequence[dict[str, Any]]) -> str:
                 f"on {point.level} texts"
                 for point in by_method[HIERARCHY]
             ]
-            return DOCUMENTS_FIRST.format(
-                chosen_on=CHOSEN_ON,
-                judged_on=by_method[HIERARCHY][0].prompts,
-                beside=", ".join(beside),
-            )
+            return DOCUMENTS_FIRST.format(beside=", ".join(beside))
     return ""
 
 
@@ -437,12 +450,14 @@ over prompts.
 {tables}
 Informed ablations are the mask gradient and texts that a Hadamard matrix chooses, by a regression
 that is shrunk towards the former; "designed texts alone" is shrunk towards zero. How far at most
-was chosen on these prompts of forty keys, where without a limit all of them were the mask gradient
-again, 0.81. ContextCite is a Lasso on texts that keep each part by the toss of a coin. KernelSHAP
-and ProxySPEX are of the package shapiq; where the latter fails on a prompt, that is left out. Both,
-mask paths and leave-one-out are left out at forty keys and at sentences, which take long to read
-([the study of faithfulness](faithfulness.md) has the latter two there). Sentences are those of five
-documents of Python's help, in each of which one more says a fact; titles count as sentences.
+was chosen on four other prompts of forty keys, where without a limit all of them were the mask
+gradient again.{below}
+
+ContextCite is a Lasso on texts that keep each part by the toss of a coin.
+KernelSHAP and ProxySPEX are of the package shapiq; where the latter fails on a prompt, that is left
+out. Long texts take long to read: there these two are fitted on fewer numbers of texts. Sentences
+are those of five documents of Python's help, in each of which one more says a fact; titles count as
+sentences.
 {documents_first}
 Every prompt is a row of [prices.csv](prices.csv).
 """
@@ -467,6 +482,7 @@ def page_of(rows: Sequence[dict[str, Any]], model: str) -> str:
         model=model,
         prompts=", ".join(counts),
         held_out=HELD_OUT,
+        below=below_the_gradient(rows),
         documents_first=documents_first_words(rows),
         tables="\n".join(tables),
     )

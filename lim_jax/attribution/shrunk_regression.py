@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 
 # The ratios of noise to what is not known of a coefficient before, of which one is chosen. Beyond
 # the last texts hardly count: of forty parts larger ones were chosen, and the fit was the mask
-# gradient again (docs/study/prices.md).
+# gradient again. On other prompts of forty parts this limit is too low (docs/study/prices.md).
 STRENGTHS = np.logspace(-3, 0.5, 15)
 
 

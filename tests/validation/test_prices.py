@@ -1,6 +1,7 @@
 """The study of prices: made rows, whose means are known, and a reader that counts its tokens."""
 
 import csv
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from benchmarks.validation import faithfulness, prices
 from benchmarks.validation.documents_first import documents_first
 from benchmarks.validation.faithfulness import FACTS, PAIRS, SENTENCES, FaithfulnessSetting
 from lim_jax.attribution.shrunk_regression import shrunk_regression
+from lim_jax.models import LanguageModel
 
 GOOD = {prices.INFORMED: 0.8, prices.DESIGNED: 0.9, prices.CONTEXT_CITE: 0.7}
 
@@ -44,18 +46,18 @@ def test_points_are_means_over_prompts_in_the_order_of_prices():
 
 def test_the_finding_names_what_is_above_at_no_greater_price():
     assert prices.finding_of(made_rows()) == (
-        "**Of 14 prices informed ablations are at 14 as faithful as any other method that costs no "
+        "**Of 16 prices informed ablations are at 16 as faithful as any other method that costs no "
         "more, within 0.01.**"
     )
     above = prices.finding_of(made_rows(cheap=0.82))
-    assert above.startswith("**Of 14 prices informed ablations are at 0 as")
+    assert above.startswith("**Of 16 prices informed ablations are at 0 as")
     assert "10 keys, 8 texts: 0.80 beside 0.82 of mask gradient" in above
     dearer = GOOD | {prices.INFORMED: 0.69}
     below = prices.finding_of(made_rows(dearer))
     assert "10 documents, 8 texts: 0.69 beside 0.75 of mask gradient; " in below
-    assert below.endswith("sentences, 64 texts: 0.69 beside 0.75 of mask gradient.")
+    assert below.endswith("sentences, 128 texts: 0.69 beside 0.75 of mask gradient.")
     two = made_rows(kinds=("40 keys", "sentences"))
-    assert prices.finding_of(two).startswith("**Of 6 prices informed ablations are at 6 as")
+    assert prices.finding_of(two).startswith("**Of 8 prices informed ablations are at 8 as")
 
 
 def test_the_page_and_the_figure_show_each_method_and_price(tmp_path):
@@ -71,10 +73,20 @@ def test_the_page_and_the_figure_show_each_method_and_price(tmp_path):
     figure.savefig(tmp_path / "prices.png")
 
 
-def test_the_page_says_how_documents_first_do_on_prompts_they_were_not_chosen_on():
-    """Of four prompts the last two count, whatever the first two say."""
+def test_the_page_says_where_texts_make_the_mask_gradient_worse():
+    assert prices.below_the_gradient(made_rows()) == ""
+    assert prices.below_the_gradient(made_rows(cheap=0.809)) == ""  # as near as counts as alike
+    words = prices.below_the_gradient(made_rows(cheap=0.82, kinds=("40 keys",)))
+    assert words.startswith(
+        " Texts are then trusted too much, below the mask gradient itself: 40 k"
+    )
+    assert words.endswith("; 40 keys, 128 texts: 0.80 beside 0.82.")
+    assert words in prices.page_of(made_rows(cheap=0.82, kinds=("40 keys",)), "a model")
+
+
+def test_the_page_says_how_documents_first_do_beside_informed_on_as_many_texts():
     assert prices.documents_first_words(made_rows()) == ""
-    scores = {prices.INFORMED: (0.9, 0.9, 0.5, 0.7), prices.HIERARCHY: (0.1, 0.1, 0.4, 0.5)}
+    scores = {prices.INFORMED: (0.5, 0.7), prices.HIERARCHY: (0.4, 0.5)}
     rows = [
         {"kind": "sentences", "prompt": prompt, "method": method, "level": level}
         | {"price": level / 2, "score": score + level / 400}
@@ -83,7 +95,7 @@ def test_the_page_says_how_documents_first_do_on_prompts_they_were_not_chosen_on
         for level in (16, 32)
     ]
     words = " ".join(prices.documents_first_words(rows).split())
-    assert "chosen among ten rules on 2 prompts; on the other 2 its score is" in words
+    assert "chosen among ten rules on other prompts; on these its score is" in words
     assert "0.49 beside 0.64 of informed on 16 texts, 0.53 beside 0.68 of informed" in words
     assert words.endswith("on 32 texts. It is not in the package.")
 
@@ -144,13 +156,13 @@ def test_a_price_counts_the_tokens_that_are_read(reader):
 @pytest.mark.slow
 def test_methods_are_scored_at_each_of_their_prices(reader):
     """Leave-one-out is what each part takes away; each regression has its own texts."""
-    kind = prices.KINDS["10 keys"]._replace(texts=(8,))
+    kind = prices.KINDS["10 keys"]._replace(texts=(8,), of_shapiq=())
     gradient = prices.Priced(prices.MASK, 1, 3.0, np.linspace(-1, 1, 10))
     drawn = prices.random_ablations(10, 8, 0)
     scored = list(prices.priced_scores(reader, kind, [gradient], drawn))
     assert [(one.method, one.level) for one in scored] == [
         (prices.MASK, 1),
-        (prices.LEAVE_ONE_OUT, 10),
+        (prices.LEAVE_ONE_OUT, 1),
         (prices.CONTEXT_CITE, 8),
         (prices.INFORMED, 8),
         (prices.DESIGNED, 8),
@@ -162,9 +174,36 @@ def test_methods_are_scored_at_each_of_their_prices(reader):
     assert 2 < scored[4].price < 6
 
 
+def of_shapiq(reader, texts):
+    """A score of nothing, by as many texts as were asked for."""
+    yield prices.Priced(prices.KERNEL_SHAP, texts, texts / 2, np.zeros(reader.parts))
+
+
+def test_prompts_begin_after_those_on_which_rules_were_chosen(tmp_path, monkeypatch):
+    """Of forty keys and of sentences at the fourth, of ten parts at the first."""
+    asked = []
+
+    def rows_of_prompt(job, kind, number):
+        asked.append((kind, number, job.setting.prompts))
+        return [{"kind": kind, "prompt": number}]
+
+    def job_of(network, tokenizer, setting, ends):
+        return SimpleNamespace(setting=setting)
+
+    monkeypatch.setattr(prices, "rows_of_prompt", rows_of_prompt)
+    monkeypatch.setattr(faithfulness, "job_of", job_of)
+    model = LanguageModel(byte_network(16, depth=1))
+    rows = prices.study(model, ["10 keys", "40 keys"], 2, tmp_path)
+    assert asked == [("10 keys", 0, 2), ("40 keys", 4, 6), ("10 keys", 1, 2), ("40 keys", 5, 6)]
+    assert rows == [{"kind": kind, "prompt": number} for kind, number, _ in asked]
+    assert prices.KINDS["sentences"].first == 4
+
+
 @pytest.mark.slow
 def test_long_texts_are_scored_by_fewer_methods_and_without_documents_first(monkeypatch):
+    """By those of shapiq on sixteen texts alone, and with documents first on eight."""
     asked = []
+    monkeypatch.setattr(prices, "_scores_of_shapiq", of_shapiq)
 
     def remembered(read, *arguments):
         asked.append(arguments)
@@ -172,24 +211,26 @@ def test_long_texts_are_scored_by_fewer_methods_and_without_documents_first(monk
 
     monkeypatch.setattr(prices, "documents_first", remembered)
     reader = reader_of(FACTS, 5)
-    kind = prices.Kind(FaithfulnessSetting((FACTS,), 1, 1, 5), (8, 16), False, (8,))
+    setting = FaithfulnessSetting((FACTS,), 1, 1, 5)
+    kind = prices.Kind(setting, (8, 16), (16,), documents_first=(8,))
     prior = np.linspace(-1, 1, 5)
     drawn = prices.random_ablations(5, 16, 0)
     scored = list(prices.priced_scores(reader, kind, [prices.Priced("m", 1, 3.0, prior)], drawn))
     at_each = [prices.CONTEXT_CITE, prices.INFORMED, prices.DESIGNED]
     assert [(one.method, one.level) for one in scored] == [
         ("m", 1),
+        (prices.LEAVE_ONE_OUT, 1),
         *((method, 8) for method in at_each),
         (prices.HIERARCHY, 8),
-        *((method, 16) for method in at_each),
+        *((method, 16) for method in (*at_each, prices.KERNEL_SHAP)),
     ]
     ((documents, scores_before, texts),) = asked
     np.testing.assert_array_equal(documents, np.arange(5))
     np.testing.assert_array_equal(scores_before, prior)
     assert texts == 8
     kept, values = documents_first(reader.logits, np.arange(5), prior, 8)
-    np.testing.assert_array_equal(scored[4].scores, shrunk_regression(kept, values, prior).scores)
-    assert scored[4].price == pytest.approx(3 + reader.price(kept))
+    np.testing.assert_array_equal(scored[5].scores, shrunk_regression(kept, values, prior).scores)
+    assert scored[5].price == pytest.approx(3 + reader.price(kept))
 
 
 def test_a_title_begins_a_document():
