@@ -21,6 +21,7 @@ from lim_jax._jit import filter_jit
 from lim_jax.attribution.methods import ablations
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Targets
+from lim_jax.models.ids import padded_size
 from lim_jax.tasks.prompts import Prompt, encode_text
 
 Kept = Bool[Array | np.ndarray, "ablations _"]
@@ -216,8 +217,8 @@ def _chunks(
 def context_size(model: CausalLM, length: int) -> int:
     """To how many places a context is padded: the next multiple of 8.
 
-    But no more than the network knows or was made for, and not at all where rows of other lengths
-    turn otherwise. Finer than `models.padded_size`, for texts of one kind that are read often.
+    Within the limits of `ids.padded_size`, and finer than its own lengths: texts of one kind are
+    read often.
 
     Examples
     --------
@@ -226,10 +227,7 @@ def context_size(model: CausalLM, length: int) -> int:
     >>> context_size(model, 9), context_size(model, 17)
     (16, 20)
     """
-    learned = None if model.positions is None else model.positions.shape[0]
-    limits = [most for most in (learned, model.trained) if most is not None]
-    size = max(length, min([-(-length // STEP) * STEP, *limits]))
-    return size if model.same_rope(size, length) else length
+    return padded_size(model, length, lambda length: -(-length // STEP) * STEP)
 
 
 def ids_of_texts(texts: Sequence[str], tokenizer: Any = None) -> list[Int[np.ndarray, " _"]]:

@@ -67,7 +67,7 @@ def answer(
     ------
     ValueError
         If there are no ids, one is outside the vocabulary, or the context and the answer are longer
-        than the positions that the network knows.
+        than the positions that the network knows; if `padding` gives no positive integer.
     EquinoxRuntimeError
         If logits are not finite.
 

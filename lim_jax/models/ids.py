@@ -180,8 +180,8 @@ def energies_of_ids(
     ------
     ValueError
         If there are no windows, or one is no array of at least two ids; if weights do not fit the
-        contexts; if the checkpoint is of another model, loss, windows, query weights or `run`, or
-        has a damaged file.
+        contexts; if `padding` gives no positive integer; if the checkpoint is of another model,
+        loss, windows, query weights or `run`, or has a damaged file.
     EquinoxRuntimeError
         If an id is outside the vocabulary.
     """
@@ -267,10 +267,10 @@ def padded_queries(queries: int) -> int:
 
 def padded_size(model: CausalLM, length: int, padding: Padding | None = None) -> int:
     """Return the length to which a model's contexts are padded: that of `padding` or less."""
-    # No more than the model's limit or the length that the network was trained on, and not longer
-    # at all if the rotary frequencies depend on the length.
     padding = padded_length if padding is None else padding
     require_callable(padding, "padding", "from a length to the padded one")
+    # No more than the model's limit or the length that the network was trained on, and not longer
+    # at all if the rotary frequencies depend on the length.
     limit = None if model.limit is None else model.limit[0]
     limits = (most for most in (limit, model.trained) if most is not None)
     size = max(length, min([as_int(padding(length), "padding"), *limits]))

@@ -227,8 +227,7 @@ def measured(monkeypatch, contexts_on_page=0, network=NETWORK, contexts=CONTEXTS
     """What is measured of contexts whose energies are known, and of how many these were asked."""
     calls = []
 
-    def energies_of_ids(network, windows, padding, **_):
-        assert [padding(len(window) - 1) for window in windows] == [16] * len(windows)
+    def energies_of_ids(network, windows, **_):
         calls.append(len(windows))
         return [ENERGY[len(window) - 1] for window in windows]
 
@@ -248,6 +247,24 @@ def test_contexts_of_a_page_are_not_measured_twice(monkeypatch, contexts_on_page
         np.testing.assert_array_equal(energy, ENERGY[length])
     assert result.shuffled is None
     assert [record.name for record in result.records] == ["one", "two", "question", ""]
+
+
+def test_contexts_are_padded_to_the_longest_of_those_that_are_measured(monkeypatch):
+    """To 80 for 67 and 70 tokens; not to 96 for 90, which is on a page and measured there."""
+    padded = []
+
+    def energies_of_ids(network, windows, padding, **_):
+        padded.extend(padding(len(window) - 1) for window in windows)
+        return [np.ones(len(window) - 1) for window in windows]
+
+    def accounts_of_contexts(network, windows, weights, **_):
+        return [SimpleNamespace(energy=np.ones(len(window) - 1)) for window in windows]
+
+    monkeypatch.setattr(profile_run.models, "energies_of_ids", energies_of_ids)
+    monkeypatch.setattr(profile_run, "accounts_of_contexts", accounts_of_contexts)
+    contexts = [context("a" * length, one=[0]) for length in (90, 67, 70)]
+    measure(NETWORK, contexts, "answer", contexts_on_page=1)
+    assert padded == [80, 80]
 
 
 def test_of_weights_in_files_a_page_holds_no_energies(monkeypatch):
