@@ -147,6 +147,23 @@ def test_a_part_left_out_is_the_text_without_it_and_what_asks_stays(model):
         scored(model, everywhere, "leave-one-out", CausalLM.loss)
 
 
+def test_a_context_is_padded_as_the_run_says(model, monkeypatch):
+    """By a method of tokens: 16 tokens to 19, with the scores of 16."""
+    read = []
+    scores = models.ids._scores
+    monkeypatch.setattr(
+        models.ids, "_scores", lambda *of: read.append(of[3].shape[1]) or scores(*of)
+    )
+    context = CONTEXTS[0]
+    cut = [whole_answer(context)], context_segments(context)
+    expected, padded = (
+        METHODS["gradient-times-input"].scores(model, context, *cut, LOSS, Run(padding=padding))
+        for padding in (None, lambda length: length + 3)
+    )
+    assert read == [16, 19]
+    np.testing.assert_allclose(padded.tokens, expected.tokens, rtol=1e-6, atol=1e-9)
+
+
 def test_texts_without_parts_are_padded_as_the_run_says(model, monkeypatch):
     """Of 16, 13 and 12 tokens."""
     read = []

@@ -472,6 +472,14 @@ def test_what_measuring_takes_is_counted_in_passes(monkeypatch):
     ):
         seconds = time_budget.estimate_seconds(network, lengths, shown, answered)
         np.testing.assert_allclose(seconds - time_budget.COMPILING, passes * one, rtol=1e-9)
+    # Two of 67 and 70 tokens are both padded to 80, and one by itself to 96.
+    long = byte_network(200)
+    of_80, of_96 = (
+        (2 * weights * (size + 32) + 2 * depth * width * size**2) / 0.65e6 for size in (80, 96)
+    )
+    for lengths, expected in (([67, 70], 2 * of_80), ([67], of_96)):
+        seconds = time_budget.estimate_seconds(long, lengths, 0)
+        np.testing.assert_allclose(seconds - time_budget.COMPILING, 4.5 * expected, rtol=1e-9)
     # Products are 65 % of the time, and take half of it in half precision.
     half = dataclasses.replace(network, flow=dataclasses.replace(network.flow, compute="bfloat16"))
     for seconds in (

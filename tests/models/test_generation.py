@@ -18,6 +18,7 @@ from lim_jax import models
 from lim_jax.checkpoints.gguf_header import read_header
 from lim_jax.checkpoints.text import end_ids
 from lim_jax.grid import token_grid
+from lim_jax.models import generation
 from lim_jax.models.generation import decode_logits, prefill_logits
 from lim_jax.network import ResidualFlow, TransformerField, causal_attention, euler, heun, split
 from lim_jax.network.kv_cache import has_kv_cache
@@ -151,6 +152,24 @@ def test_one_program_serves_a_padded_length(model):
     # Of 64 places all are used, the last by no id: what follows it stands nowhere.
     full = np.resize(IDS, 60)
     assert models.answer(model, full, tokens=5).shape == (5,)
+
+
+def test_another_padding_gives_the_same_answer(model, monkeypatch):
+    """A context of 5 ids and an answer of 4 are padded as 8, since the last id is read by none."""
+    read = []
+    follow = generation._continue
+    monkeypatch.setattr(
+        generation, "_continue", lambda *of: read.append(of[1].shape[0] - 1) or follow(*of)
+    )
+    expected = models.answer(model, IDS[:5], tokens=4)
+    asked = []
+    padded = models.answer(
+        model, IDS[:5], tokens=4, padding=lambda length: asked.append(length) or length + 5
+    )
+    assert read == [16, 13] and asked == [8]
+    np.testing.assert_array_equal(padded, expected)
+    with pytest.raises(ValueError, match="padding: got 0"):
+        models.answer(model, IDS[:5], tokens=4, padding=lambda length: 0)
 
 
 def test_ids_that_are_no_context_are_refused(model):
