@@ -161,6 +161,7 @@ def test_a_context_is_padded_as_the_run_says(model, monkeypatch):
         for padding in (None, lambda length: length + 3)
     )
     assert read == [16, 19]
+    assert padded.tokens is not None and expected.tokens is not None
     np.testing.assert_allclose(padded.tokens, expected.tokens, rtol=1e-6, atol=1e-9)
 
 
