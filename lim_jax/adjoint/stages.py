@@ -199,13 +199,7 @@ def _pull_rows(
 
     def attend(rows: Array, key: Array, value: Array) -> Array:
         """Apply the attention at the few rows' positions alone."""
-
-        def read_row(position: Array, row: Array) -> Array:
-            """Apply the attention at one position to its row."""
-            alone = RowAttention(attention, KVCache(key, value), position, grid)
-            return alone(row[None], row[None], grid)[0]
-
-        return jax.vmap(read_row)(positions, rows)
+        return RowAttention(attention, KVCache(key, value), positions, grid)(rows, rows, grid)
 
     _, pull = jax.vjp(attend, x[positions], *sources)
     rows, *source_gradients = pull(weights * sparse.rows)

@@ -47,14 +47,20 @@ def losses_of_rows(
     """Compute the loss of each part of an answer to an embedded context in one forward pass."""
     if rows is None:
         return loss.loss(model, x, y)[None]
-    loss_of_logits = loss.loss
-    assert isinstance(loss_of_logits, LossOfLogits) and isinstance(y, Targets)
-    logits = model.logits_of_queries(model.last_state(x, y), y)
+    assert isinstance(loss.loss, LossOfLogits) and isinstance(y, Targets)
+    return losses_of_state(rows, loss.loss, model, model.last_state(x, y), y)
+
+
+def losses_of_state(
+    rows: Float[Array, "rows _"], loss: LossOfLogits, model: CausalLM, state: State, y: Targets
+) -> Float[Array, " rows"]:
+    """Compute the loss of each part of an answer, of the last states with the queries."""
+    logits = model.logits_of_queries(state, y)
 
     def row_loss(row: Float[Array, " queries"]) -> Float[Array, ""]:
         """Compute the loss of one row of query weights, times the row's total weight."""
         total_weight, targets = with_query_weights(y, row)
-        return total_weight * loss_of_logits.from_logits(logits, targets)
+        return total_weight * loss.from_logits(logits, targets)
 
     return jax.lax.map(row_loss, cut_rows(rows, y))
 

@@ -7,26 +7,39 @@ They take one pass forward and one back each, together: a layer is fetched once 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from lim_jax.adjoint.sites import reads_by_softmax
 from lim_jax.attribution.answer_losses import (
     answer_rows,
     cut_rows,
     losses_of_rows,
+    losses_of_state,
     with_query_weights,
 )
 from lim_jax.attribution.gradients import Tokens
-from lim_jax.attribution.method import Run, run_options
+from lim_jax.attribution.method import Run, no_prefix, run_options
 from lim_jax.attribution.segments import SINK, Segment, document_numbers
 from lim_jax.density.adjoints import Loss, LossOfIds
-from lim_jax.grid.cells import token_grid
+from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.models.causal import CausalLM, LossOfLogits, Targets
 from lim_jax.models.foils import Contrast
 from lim_jax.models.ids import scores_of_ids
+from lim_jax.models.shared_prefix import (
+    PrefixOf,
+    Reading,
+    ReadPrefix,
+    embed_after,
+    prefix_reader,
+    weigh_parts,
+)
+from lim_jax.network.kv_cache import Caches, Passed, extend
 from lim_jax.network.slots import State
 from lim_jax.prompts.contexts import Context
 
@@ -52,8 +65,13 @@ def mask_gradients(
     rows = answer_rows(model, context, answer, loss)
     batches = None if rows is None else _in_batches(rows)
     nodes = log_weights.astype(model.embedding.dtype)
+    program = jax.tree_util.Partial(_gradients_at, *jax.device_put((batches, nodes)))
+    prefix = None if rows is None else run.prefix(tuple(log_weights.tolist()), keep_states=True)
+    if prefix is not None:
+        program = jax.tree_util.Partial(_gradients_after, jax.device_put(batches), prefix)
+        run = run._replace(padding=lambda _: prefix.size)
     (by_token,) = scores_of_ids(
-        jax.tree_util.Partial(_gradients_at, *jax.device_put((batches, nodes))),
+        program,
         model,
         [context.window],
         ask=[context.ask],
@@ -70,8 +88,13 @@ def losses_at_ends(
 ) -> Float[np.ndarray, "2 answer"]:
     """Return each part's loss with next to nothing of all documents, and with the whole of them."""
     rows = jax.device_put(answer_rows(model, context, answer, loss))
+    program = jax.tree_util.Partial(_losses_at_ends, rows)
+    prefix = None if rows is None else run.prefix((math.log(LEAST), 0.0))
+    if prefix is not None:
+        program = jax.tree_util.Partial(_losses_after, rows, prefix)
+        run = run._replace(padding=lambda _: prefix.size)
     (ends,) = scores_of_ids(
-        jax.tree_util.Partial(_losses_at_ends, rows),
+        program,
         model,
         [context.window],
         ask=[context.ask],
@@ -80,6 +103,16 @@ def losses_at_ends(
         **run_options("all documents", run),
     )
     return ends
+
+
+def shared_prefixes(model: CausalLM, contexts: Sequence[Context]) -> PrefixOf:
+    """Return a function from a context's number to what it shares with those beside it, if it does.
+
+    What it shares are ids and documents, which are read at any weights of all documents.
+    """
+    if not reads_by_softmax(model.flow):  # weights reach a memory when it is written, not later
+        return no_prefix
+    return prefix_reader(model, list(map(_reading, contexts)))
 
 
 def with_documents_at(
@@ -102,6 +135,13 @@ def answer_mask_gradient(loss: Loss, model: CausalLM, x: State, y: Targets | Con
     return jax.grad(lambda u: loss(model, x, y._replace(log_weights=u)))(y.log_weights)
 
 
+def _reading(context: Context) -> Reading:
+    """Return what is read of a context; to share it others need its ids and its documents."""
+    asked = np.flatnonzero(context.weights)
+    rows = np.stack([context.window[:-1], document_numbers(context)], axis=1)
+    return Reading(rows[: asked[0]], context.length, context.length)
+
+
 def _losses_at_ends(
     rows: Float[Array, "rows queries"] | None,
     loss: LossOfIds,
@@ -118,6 +158,47 @@ def _losses_at_ends(
         return losses_of_rows(rows, loss, model, x, with_documents_at(log_weight, x, y, parts))
 
     return jax.lax.map(at, jnp.asarray([math.log(LEAST), 0], x.dtype))
+
+
+def _losses_after(
+    rows: Float[Array, "rows queries"],
+    prefix: ReadPrefix,
+    loss: LossOfIds,
+    model: CausalLM,
+    ids: Int[Array, " length"],
+    y: Targets,
+    parts: Int[Array, " length"],
+) -> Float[Array, "2 rows"]:
+    """Compute the same losses after a prefix that was read at both weights."""
+    assert isinstance(loss.loss, LossOfLogits) and y.positions is not None
+    loss_of_logits = loss.loss
+    # Queries that fill up the arrays are at the first place, and have no weight.
+    targets = y._replace(positions=jnp.maximum(y.positions - prefix.length, 0))
+
+    def at(read: Reread) -> Float[Array, " rows"]:
+        """Compute the rows' losses with a log weight on the documents."""
+        state = _pass_rest(prefix, read, model, ids, parts).state
+        return losses_of_state(rows, loss_of_logits, model, state, targets)
+
+    return jax.lax.map(at, (prefix.log_weights, prefix.caches, None))
+
+
+# A log weight of all documents, and what layers keep of a prefix at it, maybe with its states.
+Reread = tuple[Float[Array, ""], Caches, Float[Array, "depth size width"] | None]
+
+
+def _pass_rest(
+    prefix: ReadPrefix,
+    read: Reread,
+    model: CausalLM,
+    ids: Int[Array, " length"],
+    parts: Int[Array, " length"],
+) -> Passed:
+    """Pass the ids after a prefix through the network, with a log weight on the documents."""
+    log_weight, caches, _ = read
+    x = embed_after(model, prefix.rest_of(ids), prefix.length)
+    grid = weigh_parts(token_grid(len(ids), x.dtype), log_weight, parts)
+    return extend(model.flow, x, prefix.length, caches, grid)
 
 
 def _gradients_at(
@@ -138,9 +219,51 @@ def _gradients_at(
         if batches is None:
             return answer_mask_gradient(loss.loss, model, x, targets)[None]
         assert isinstance(loss.loss, LossOfLogits) and isinstance(targets, Targets)
-        return _gradients_of_rows(batches, loss.loss, model, x, targets)
+        grid = weigh_parts(token_grid(len(ids), x.dtype), log_weight, parts)
+        _, states = model.flow.trajectory(x, grid)
+        forward = Forward(states[:-1], states[-1], grid)
+        return _gradients_of_rows(batches, loss.loss, model, forward, targets)
 
     return -jnp.moveaxis(jax.lax.map(at, log_weights), -1, 0)
+
+
+def _gradients_after(
+    batches: Float[Array, "batches rows queries"],
+    prefix: ReadPrefix,
+    loss: LossOfIds,
+    model: CausalLM,
+    ids: Int[Array, " length"],
+    y: Targets,
+    parts: Int[Array, " length"],
+) -> Float[Array, "length nodes _"]:
+    """Return the same gradients, after a prefix that was read at each log weight."""
+    assert isinstance(loss.loss, LossOfLogits)
+    loss_of_logits = loss.loss
+
+    def at(read: Reread) -> Float[Array, "_ length"]:
+        """Compute the rows' gradients with a log weight on the documents."""
+        log_weight, _, states = read
+        assert states is not None
+        rest = _pass_rest(prefix, read, model, ids, parts)
+        grid = weigh_parts(token_grid(len(ids), states.dtype), log_weight, parts)
+
+        put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=prefix.length)
+        # The loss reads the last states of the rest alone.
+        last = put(jnp.zeros_like(states[0]), rest.state, axis=0)
+        forward = Forward(put(states, rest.states, axis=1), last, grid)
+        targets = y._replace(log_weights=grid.log_weights, parts=parts)
+        return _gradients_of_rows(batches, loss_of_logits, model, forward, targets)
+
+    read = prefix.log_weights, prefix.caches, prefix.states
+    return -jnp.moveaxis(jax.lax.map(at, read), -1, 0)
+
+
+class Forward(NamedTuple):
+    """A pass forward: the states before each layer, the last ones, and the weighted grid."""
+
+    states: Float[Array, "depth length width"]
+    last: State
+    grid: CellGrid
 
 
 def _in_batches(rows: Float[np.ndarray, "rows queries"]) -> Float[np.ndarray, "batches b queries"]:
@@ -156,20 +279,19 @@ def _gradients_of_rows(
     batches: Float[Array, "batches rows queries"],
     loss: LossOfLogits,
     model: CausalLM,
-    x: State,
+    forward: Forward,
     y: Targets,
 ) -> Float[Array, "_ length"]:
-    """Differentiate each row's loss in the log weights of `y`, after one forward pass."""
+    """Differentiate each row's loss in the log weights of the grid, after one forward pass."""
     flow = model.flow
-    log_weights = y.log_weights
+    states, last, grid = forward
+    log_weights = grid.log_weights
     assert log_weights is not None
-    grid = token_grid(x.shape[0], x.dtype).weighted(log_weights, y.parts)
-    states = flow.trajectory(x, grid).states
 
     def terminal(row):
         """Compute the gradient of one row's loss in the last states."""
         total_weight, targets = with_query_weights(y, row)
-        return total_weight * jax.grad(loss.terminal, argnums=1)(model, states[-1], targets)
+        return total_weight * jax.grad(loss.terminal, argnums=1)(model, last, targets)
 
     def backward(carry, layer, state):
         """Pull a batch's covectors back through one layer and add its gradients."""
@@ -188,7 +310,7 @@ def _gradients_of_rows(
     def batch_gradients(rows):
         """Compute the gradients of one batch of rows in the log weights."""
         rows = cut_rows(rows, y)
-        start = jax.lax.map(terminal, rows), jnp.zeros((rows.shape[0], x.shape[0]), x.dtype)
-        return flow.scan(backward, start, states[:-1], reverse=True)[0][1]
+        start = jax.lax.map(terminal, rows), jnp.zeros((rows.shape[0], len(last)), last.dtype)
+        return flow.scan(backward, start, states, reverse=True)[0][1]
 
-    return jax.lax.map(batch_gradients, batches).reshape(-1, x.shape[0])
+    return jax.lax.map(batch_gradients, batches).reshape(-1, len(last))

@@ -1,12 +1,14 @@
 """Named parts of contexts scored by any method: means over the contexts that have them."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from lim_jax._checks import require
+from lim_jax.attribution.mask_gradients import shared_prefixes
 from lim_jax.attribution.method import Cost, Run, Scores
 from lim_jax.attribution.methods.method_table import method_named
 from lim_jax.attribution.parts import UNNAMED, is_document, mean_shares, scores_by_context
@@ -69,10 +71,12 @@ def score_contexts(
     )
     score = method_named(method).scores
     run = run._replace(padding=fitted_padding(context.length for context in contexts))
+    prefix_of = shared_prefixes(network, contexts)
     rows = []
     for number in run.bar(range(len(contexts)), desc=method, unit="context"):
         context = contexts[number]
-        context_run = run.within(f"{number}")._replace(bar=no_bar)
+        prefix = partial(prefix_of, number)
+        context_run = run.within(f"{number}")._replace(bar=no_bar, prefix=prefix)
         cut = [whole_answer(context)], context_segments(context)
         rows.append(score(network, context, *cut, loss_kind(loss).loss, context_run))
     return ScoresOfContexts(method, contexts, rows, mean_scores_of_parts(contexts, rows))

@@ -16,6 +16,7 @@ from lim_jax.attribution.together import Together
 from lim_jax.density.adjoints import Loss
 from lim_jax.models.causal import CausalLM
 from lim_jax.models.ids import Padding
+from lim_jax.models.shared_prefix import ReadPrefix
 from lim_jax.prompts.contexts import Context
 
 ALL_PARTS: tuple[AnswerParts, ...] = ("answer", "sentence", "token")
@@ -47,15 +48,22 @@ class Cost(NamedTuple):
         return f"{self.passes} pass" + ("es" if self.passes > 1 else "")
 
 
+def no_prefix(*_: Any, **__: Any) -> None:
+    """Say that a context shares nothing with others."""
+    return None
+
+
 class Run(NamedTuple):
     """How a computation goes on: a folder that keeps what is finished, and a bar as tqdm's.
 
-    `padding` is that of contexts, where it is not `ids.padded_length`.
+    `padding` is that of contexts, where it is not `ids.padded_length`. ``prefix(log_weights)``
+    returns what a context begins with, if the model reads that once for several of them.
     """
 
     checkpoint: Path | None = None
     bar: Bar = no_bar
     padding: Padding | None = None
+    prefix: Callable[..., ReadPrefix | None] = no_prefix
 
     def within(self, name: str) -> "Run":
         """Return the run with the subfolder `name` of its folder."""

@@ -127,15 +127,15 @@ class Grid(eqx.Module):
             require(parts.shape == (self.size,), "parts", got=got, expected=expected, cure=ONE_EACH)
         return replace(self, log_weights=log_weights, parts=parts)
 
-    def mask(self, row: Int[Array, ""] | None = None) -> Float[Array, "rows length"]:
+    def mask(self, rows: Int[Array, " rows"] | None = None) -> Float[Array, "_ length"]:
         """Return the log weights to add to scores, zero where a row reads keys of its own part.
 
-        One row is given for all where there are no parts.
+        Of all rows, or of those with these numbers; one is given for all where there are no parts.
         """
         assert self.log_weights is not None
         if self.parts is None:
             return self.log_weights[None]
-        row_parts = self.parts if row is None else self.parts[row][None]
+        row_parts = self.parts if rows is None else self.parts[rows]
         same_part = (row_parts[:, None] == self.parts[None]) & (self.parts >= 0)[None]
         return jnp.where(same_part, 0, self.log_weights[None])
 

@@ -20,9 +20,10 @@ from lim_jax._checks import (
 )
 from lim_jax._jit import cached_jit
 from lim_jax.grid.cells import CellGrid, token_grid
-from lim_jax.models.causal import CausalLM, Targets
+from lim_jax.models.causal import CausalLM
 from lim_jax.models.ids import Padding, padded_size
-from lim_jax.network.kv_cache import Caches, Place, decode_step, has_kv_cache, prefill
+from lim_jax.models.shared_prefix import ReadPrefix, embed_after
+from lim_jax.network.kv_cache import Caches, Place, extend, has_kv_cache, prefill
 
 Row = Float[Array, " vocabulary"]
 
@@ -34,6 +35,7 @@ def answer(
     end: Sequence[int] = (),
     *,
     padding: Padding | None = None,
+    prefix: ReadPrefix | None = None,
 ) -> Int[Array, " answer"]:
     """Return the ids that a model answers with, each the likeliest after all before it.
 
@@ -57,6 +59,9 @@ def answer(
     padding
         A function from the length of context and answer to that to which they are padded; by
         default `ids.padded_length`. `ids.fitted_padding` is shorter, where all lengths are known.
+    prefix
+        What the context begins with, if the model has read it before (`shared_prefix.read_prefix`):
+        then only the ids after it are read. None to read all of them.
 
     Returns
     -------
@@ -67,7 +72,8 @@ def answer(
     ------
     ValueError
         If there are no ids, one is outside the vocabulary, or the context and the answer are longer
-        than the positions that the network knows; if `padding` gives no positive integer.
+        than the positions that the network knows; if `padding` gives no positive integer, or the
+        context does not begin with the `prefix` or fit its arrays.
     EquinoxRuntimeError
         If logits are not finite.
 
@@ -84,12 +90,16 @@ def answer(
     _require_context(model, ids, tokens)
     row = np.asarray(ids, np.int32)
     stop = len(ids) + tokens
+    if prefix is not None:
+        _require_prefix(prefix, row, tokens)
     while len(row) < stop and not (len(row) > len(ids) and int(row[-1]) in ends):
         steps = _steps(model, len(row), stop)
         size = padded_size(model, len(row) + steps - 1, padding)
+        size = size if prefix is None else prefix.size
         # Length and steps are arrays, so that a program is compiled for the size alone.
         numbers = jax.device_put((np.pad(row, (0, size + 1 - len(row))), len(row), steps))
-        padded, length = _continue(model, *numbers, jax.device_put(np.array([*ends], np.int32)))
+        end_ids = jax.device_put(np.array([*ends], np.int32))
+        padded, length = _continue(model, *numbers, end_ids, prefix)
         row = np.asarray(padded)[: int(length)]
     return jax.device_put(row[len(ids) :])
 
@@ -103,11 +113,22 @@ def _steps(model: CausalLM, length: int, stop: int) -> int:
 
 @cached_jit
 def _continue(
-    model: CausalLM, ids: Int[Array, " more"], length: Place, steps: Place, ends: Int[Array, " _"]
+    model: CausalLM,
+    ids: Int[Array, " more"],
+    length: Place,
+    steps: Place,
+    ends: Int[Array, " _"],
+    prefix: ReadPrefix | None,
 ) -> tuple[Int[Array, " more"], Place]:
     """Return the ids with those put in that follow the first `length`, and the new length."""
-    logits, caches = prefill_logits(model, ids[:-1], length)
-    grid = token_grid(ids.shape[0] - 1, logits.dtype)
+    grid = token_grid(ids.shape[0] - 1, model.embedding.dtype)
+    if prefix is None:
+        logits, caches = prefill_logits(model, ids[:-1], length)
+    else:
+        place = prefix.length
+        rest = prefix.rest_of(ids)
+        logits, caches = extend_logits(model, rest, length - place, place, prefix.caches, grid)
+    one = jnp.array(1)
     stop = length + steps
 
     def put(ids: Array, logits: Row, length: Place) -> tuple[Array, Place]:
@@ -124,7 +145,7 @@ def _continue(
     def decode_next(state: Any) -> Any:
         """Decode one more id with the cache."""
         ids, length, caches = state
-        logits, caches = decode_logits(model, ids[length - 1], length - 1, caches, grid)
+        logits, caches = extend_logits(model, ids[length - 1][None], one, length - 1, caches, grid)
         return *put(ids, logits, length), caches
 
     if caches is None:
@@ -138,19 +159,25 @@ def prefill_logits(
     """Return the logits after the first `length` ids, and the caches, or None without any."""
     x = model.embed(ids)
     grid = token_grid(x.shape[0], x.dtype)
-    cached = has_kv_cache(model.flow)
-    state, caches = prefill(model.flow, x, grid, length) if cached else (model.flow(x, grid), None)
+    if has_kv_cache(model.flow):
+        state, caches, _ = prefill(model.flow, x, grid, length)
+    else:
+        state, caches = model.flow(x, grid), None
     return _logits(model, jax.lax.dynamic_slice_in_dim(state, length - 1, 1)), caches
 
 
-def decode_logits(
-    model: CausalLM, token: Int[Array, ""], place: Place, caches: Caches, grid: CellGrid
+def extend_logits(
+    model: CausalLM,
+    ids: Int[Array, " rows"],
+    count: Place,
+    place: Place,
+    caches: Caches,
+    grid: CellGrid,
 ) -> tuple[Row, Caches]:
-    """Return the logits after one more id at its position, and the caches extended by it."""
-    # A row of this one id, whose context began so many positions before it.
-    alone = Targets(token[None], jnp.ones(1, grid.weights.dtype), starts=-place[None])
-    state, caches = decode_step(model.flow, model.embed(token[None], alone), place, caches, grid)
-    return _logits(model, state), caches
+    """Return the logits after the first `count` of more ids, and the caches extended by them."""
+    x = embed_after(model, ids, place)
+    state, caches, _ = extend(model.flow, x, place, caches, grid, count)
+    return _logits(model, jax.lax.dynamic_slice_in_dim(state, count - 1, 1)), caches
 
 
 def _logits(model: CausalLM, state: Float[Array, "1 width"]) -> Row:
@@ -181,3 +208,21 @@ def _require_context(model: CausalLM, ids: Any, tokens: int) -> None:
     cure = "Cut it, or ask for fewer tokens."
     expected = f"at most {most + 1}: a context has at most {most}, {why}"
     require(stop <= most + 1, "tokens", got=got, expected=expected, cure=cure)
+
+
+def _require_prefix(prefix: ReadPrefix, ids: Int[np.ndarray, " ids"], tokens: int) -> None:
+    """Raise ValueError unless ids begin with a prefix, and its arrays hold them and an answer."""
+    length = int(prefix.length)
+    begins = np.array_equal(ids[:length], np.asarray(prefix.ids)[:length])
+    rest = len(ids) - length
+    fits = 0 < rest <= prefix.rest and len(ids) + tokens - 1 <= prefix.size
+    got = "ids that begin otherwise"
+    if begins:
+        got = f"{len(ids)} ids and an answer of {tokens} after a prefix of {length}"
+    require(
+        begins and fits,
+        "prefix",
+        got=got,
+        expected=f"its ids, 1 to {prefix.rest} more, and {prefix.size} places at most",
+        cure="Take the one that common_prefixes names for this context.",
+    )

@@ -3,6 +3,7 @@
 Contexts are padded on the right, where a causal network's adjoint is zero.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
@@ -269,12 +270,15 @@ def padded_size(model: CausalLM, length: int, padding: Padding | None = None) ->
     """Return the length to which a model's contexts are padded: that of `padding` or less."""
     padding = padded_length if padding is None else padding
     require_callable(padding, "padding", "from a length to the padded one")
-    # No more than the model's limit or the length that the network was trained on, and not longer
-    # at all if the rotary frequencies depend on the length.
-    limit = None if model.limit is None else model.limit[0]
-    limits = (most for most in (limit, model.trained) if most is not None)
-    size = max(length, min([as_int(padding(length), "padding"), *limits]))
+    # Not longer at all if the rotary frequencies depend on the length.
+    size = max(length, min(as_int(padding(length), "padding"), known_length(model)))
     return size if model.same_rope(size, length) else length
+
+
+def known_length(model: CausalLM) -> int:
+    """Return the most places that a model knows or was trained on; of others a great number."""
+    limit = None if model.limit is None else model.limit[0]
+    return min((most for most in (limit, model.trained) if most is not None), default=sys.maxsize)
 
 
 def _ask_by_context(ask: Ask, windows: Windows) -> Any:

@@ -71,10 +71,10 @@ def weights_of_rows(
     prefix: Float[Array, "rows length"],
     grid: Grid,
     shaping: Shaping = PLAIN,
-    row: Int[Array, ""] | None = None,
+    rows: Int[Array, " rows"] | None = None,
 ) -> Float[Array, "rows length"]:
-    """Return one row of `attention_weights`, or all, by queries and rows of prefix weights."""
-    scores = _mask(_scores(query, key, shaping), grid, row)
+    """Return some rows of `attention_weights`, or all, by queries and rows of prefix weights."""
+    scores = _mask(_scores(query, key, shaping), grid, rows)
     prefix = prefix.astype(scores.dtype)
     weights = _prefix_softmax(scores, prefix)
     if shaping.sink is not None:
@@ -154,10 +154,10 @@ def _scores(
 
 
 def _mask(
-    scores: Float[Array, "rows length"], grid: Grid, row: Int[Array, ""] | None = None
+    scores: Float[Array, "rows length"], grid: Grid, rows: Int[Array, " rows"] | None = None
 ) -> Float[Array, "rows length"]:
-    """Add the grid's mask, all rows or one, to the scores."""
-    return scores if grid.log_weights is None else scores + grid.mask(row).astype(scores.dtype)
+    """Add the grid's mask, all rows or some, to the scores."""
+    return scores if grid.log_weights is None else scores + grid.mask(rows).astype(scores.dtype)
 
 
 def _log_mass(

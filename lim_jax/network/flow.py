@@ -464,6 +464,14 @@ class ResidualFlow(eqx.Module):
             for at, result in zip(indices, results, strict=True)
         )
 
+    def in_order(self, results: tuple[Array, ...]) -> Shaped[Array, "depth ..."]:
+        """Put results of the layers of each kind, such as `scan_by_kind` has, in their order."""
+        if not isinstance(self.layers, LayersByKind):
+            return results[0]
+        # A stable sort by kind has each layer where its own kind's results have it.
+        by_kind = np.argsort(self.layers.order, kind="stable")
+        return jnp.concatenate(results)[np.argsort(by_kind)]
+
     def _policy(self) -> Callable[..., Any]:
         """Return the policy of what `jax.checkpoint` saves in a layer, by `remat`."""
         policies = jax.checkpoint_policies

@@ -1,7 +1,7 @@
 """What layers keep of a context: a token more costs its own row, not the context's.
 
 On the token grid of at least all tokens that are to come, a network maps a context, `prefill`, and
-then each token that follows, `decode_step`.
+then the tokens that follow, one or several at once, `extend`.
 """
 
 from collections.abc import Callable
@@ -32,6 +32,7 @@ from lim_jax.network.slots import State
 from lim_jax.network.tokenwise import FeedForward, GatedFeedForward, NormedResidual
 
 Place = Int[Array, ""]
+Places = Int[Array, " rows"]
 Caches = tuple[Any, ...]  # of each kind of layers, what each field of a layer keeps
 RECURRENT = RecurrentMixer | ShortConvolution
 TOKENWISE = FeedForward, GatedFeedForward, MixtureOfExperts, NormedResidual
@@ -44,36 +45,55 @@ class KVCache(NamedTuple):
     value: Float[Array, "*depth groups length features"]
 
 
+class Passed(NamedTuple):
+    """What tokens leave behind as they pass through a network.
+
+    Attributes
+    ----------
+    state
+        Their last states.
+    caches
+        What layers keep of them and of those before them.
+    states
+        Their states before each layer; a program that does not use these does not keep them.
+    """
+
+    state: State
+    caches: Caches
+    states: Float[Array, "depth rows width"]
+
+
 class RowAttention(eqx.Module):
-    """Attention of one token, at a place of a grid, to a layer's keys and values, its own too."""
+    """Attention of some tokens, at places of a grid, to a layer's keys and values, theirs too."""
 
     attention: CausalAttention
     cache: KVCache
-    place: Place
+    places: Places
     grid: CellGrid
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
-        """Compute attention from the one row of `x` to the cached rows."""
+        """Compute attention from the rows of `x` to the cached rows."""
         attention = self.attention
-        query = attention.queries(x, _rope_at(attention, self.grid, self.place))
+        query = attention.queries(x, _rope_at(attention, self.grid, self.places))
         key, value = (by_head(grouped, query.shape[0]) for grouped in self.cache)
         heads = attention.map_heads(self._read, query, key, value)
         return attention.project_output(heads, attention.gates(x))
 
     def _read(self, query: Array, key: Array, value: Array, shaping: Shaping = PLAIN) -> Array:
-        """Compute one head's attention from the one row, masked to its prefix."""
+        """Compute one head's attention from the rows, each masked to its prefix."""
         grid = self.attention.prefixes(self.grid)
-        positions = jnp.arange(self.grid.size)
+        positions = jnp.arange(self.grid.size)[None]
         assert isinstance(grid, CellGrid)
-        first = 0 if grid.starts is None else grid.starts[self.place]
-        prefix = jnp.where((first <= positions) & (positions <= self.place), grid.weights, 0)[None]
-        weights = weights_of_rows(query, key, prefix, self.grid, shaping, self.place)
+        first = 0 if grid.starts is None else grid.starts[self.places][:, None]
+        seen = (first <= positions) & (positions <= self.places[:, None])
+        prefix = jnp.where(seen, grid.weights[None], 0)
+        weights = weights_of_rows(query, key, prefix, self.grid, shaping, self.places)
         return matmul(weights, value).astype(value.dtype)
 
 
-def _rope_at(attention: CausalAttention, grid: Grid, place: Place) -> Rope | None:
-    """Return what positions give the queries and keys at one place."""
-    return jax.tree.map(lambda rope: rope[place][None], attention.rope(grid))
+def _rope_at(attention: CausalAttention, grid: Grid, places: Places) -> Rope | None:
+    """Return what positions give the queries and keys at some places."""
+    return jax.tree.map(lambda rope: rope[places], attention.rope(grid))
 
 
 def has_kv_cache(flow: ResidualFlow) -> bool:
@@ -93,10 +113,8 @@ def _has_cache(field: Any) -> bool:
     return type(field) in (*TOKENWISE, GatedDelta, KimiDelta, Mamba2, ShortConvolution)
 
 
-def prefill(
-    flow: ResidualFlow, x: State, grid: CellGrid, length: Place | None = None
-) -> tuple[State, Caches]:
-    """Map a context to its last states, and return the caches of its first `length` tokens."""
+def prefill(flow: ResidualFlow, x: State, grid: CellGrid, length: Place | None = None) -> Passed:
+    """Pass a context through a network; the caches are those of its first `length` tokens."""
     count = jnp.asarray(grid.size if length is None else length)
 
     def fill_cache(field: Any, x: State, _: None) -> tuple[State, Any]:
@@ -109,39 +127,58 @@ def prefill(
         return field(x, x, grid), ()
 
     def body(x: State, layer: Any) -> tuple[State, Any]:
-        """Apply one layer to the context, and return its caches."""
-        return _through(flow, layer, x, fill_cache, None)
+        """Apply one layer to the context, and return its caches and the states before it."""
+        after, caches = _through(flow, layer, x, fill_cache, None)
+        return after, (caches, x)
 
-    return flow.scan_by_kind(body, x)
+    state, by_kind = flow.scan_by_kind(body, x)
+    caches, states = zip(*by_kind, strict=True)
+    return Passed(state, caches, flow.in_order(states))
 
 
-def decode_step(
-    flow: ResidualFlow, x: Float[Array, "1 width"], place: Place, cache: Caches, grid: CellGrid
-) -> tuple[Float[Array, "1 width"], Caches]:
-    """Map one more token to its last state, and add its row to the caches."""
-    alone = token_grid(1, grid.dtype)
+def extend(
+    flow: ResidualFlow,
+    x: Float[Array, "rows width"],
+    place: Place,
+    cache: Caches,
+    grid: CellGrid,
+    count: Place | None = None,
+) -> Passed:
+    """Pass tokens that follow a context through a network, and add them to its caches.
+
+    The first of them stands at `place`, and the grid has a place for the last. Only the first
+    `count` are meant where that is given: recurrent layers keep their memory after these, and rows
+    of keys and values after them mean nothing.
+    """
+    rows = x.shape[0]
+    places = place + jnp.arange(rows)
+    count = jnp.asarray(rows if count is None else count)
+    alone = token_grid(rows, grid.dtype)
 
     def apply_field(field: Any, x: State, cache: Any) -> tuple[State, Any]:
-        """Apply one field to the token, and return its own row or memory."""
+        """Apply one field to the tokens, and return their own rows or the memory after them."""
         if isinstance(field, CausalAttention):
-            new = KVCache(*field.sources(x, _rope_at(field, grid, place)))
-            row = RowAttention(field, _put(cache, new, place), place, grid)
-            return row(x, x, alone), new
+            new = KVCache(*field.sources(x, _rope_at(field, grid, places)))
+            reader = RowAttention(field, _put(cache, new, place), places, grid)
+            return reader(x, x, alone), new
         if isinstance(field, RECURRENT):
-            return field.advance(x, jnp.array(1), cache)
+            return field.advance(x, count, cache)
         return field(x, x, alone), ()
 
     def body(x: State, layer: Any, cache: Any) -> tuple[State, Any]:
-        """Apply one layer to the token with its caches."""
-        return _through(flow, layer, x, apply_field, cache)
+        """Apply one layer to the tokens with its caches."""
+        after, new = _through(flow, layer, x, apply_field, cache)
+        return after, (new, x)
 
-    x, new = flow.scan_by_kind(body, x, cache)
+    state, by_kind = flow.scan_by_kind(body, x, cache)
+    new, states = zip(*by_kind, strict=True)
 
     def update(cache: Any, new: Any) -> Any:
-        """Put the token's keys and values into a cache; other memories are replaced."""
+        """Put the tokens' keys and values into a cache; other memories are replaced."""
         return _put(cache, new, place) if isinstance(cache, KVCache) else new
 
-    return x, jax.tree.map(update, cache, new, is_leaf=lambda node: isinstance(node, KVCache))
+    caches = jax.tree.map(update, cache, new, is_leaf=lambda node: isinstance(node, KVCache))
+    return Passed(state, caches, flow.in_order(states))
 
 
 def _through(
@@ -182,10 +219,10 @@ def _require_one_context(grid: CellGrid) -> None:
 
 
 def _put(cache: KVCache, new: KVCache, place: Place) -> KVCache:
-    """Write one token's keys and values into a cache at its place."""
+    """Write tokens' keys and values into a cache from a place on."""
 
-    def put(rows: Array, row: Array) -> Array:
-        """Write one token's row into an array of the cache."""
-        return jax.lax.dynamic_update_slice_in_dim(rows, row, place, axis=rows.ndim - 2)
+    def put(rows: Array, added: Array) -> Array:
+        """Write the tokens' rows into an array of the cache."""
+        return jax.lax.dynamic_update_slice_in_dim(rows, added, place, axis=rows.ndim - 2)
 
     return jax.tree.map(put, cache, new)

@@ -12,6 +12,7 @@ from lim_jax._partial_runs import each_once
 from lim_jax.models import LanguageModel, answer
 from lim_jax.models.ids import fitted_padding
 from lim_jax.models.loss_kinds import LossName, loss_kind
+from lim_jax.models.shared_prefix import Reading, prefix_reader
 from lim_jax.prompts.chat import turn_ends
 from lim_jax.prompts.contexts import Context, PromptOnly
 
@@ -30,8 +31,9 @@ def generate_answers(
     """Let a model answer the prompts that have no answer, and return the contexts of all.
 
     An answer ends before one of the model's ``end_ids``, or in a chat before the token with which
-    the model's template ends a turn. One that did not end is marked as `Context.cut`. With a
-    checkpoint a run that was interrupted goes on after the last answer.
+    the model's template ends a turn. One that did not end is marked as `Context.cut`. What prompts
+    beside one another have in common, such as their documents, is read once. With a checkpoint a
+    run that was interrupted goes on after the last answer.
 
     Parameters
     ----------
@@ -82,12 +84,17 @@ def generate_answers(
         ends = np.isin(ids, ends_of(prompt))
         return prompt.with_answer(ids[~ends], model.tokenizer, loss)._replace(cut=not ends.any())
 
-    def give_answer(prompt: PromptOnly) -> list[int]:
+    def give_answer(number: int, prompt: PromptOnly) -> list[int]:
         """Let the model answer a prompt: the ids of the answer, with the one that ends it."""
-        prompt_ids = jax.device_put(prompt.encoded.ids)
-        ids = np.asarray(
-            answer(model.network, prompt_ids, tokens, ends_of(prompt), padding=padding)
-        ).tolist()
+        answer_ids = answer(
+            model.network,
+            jax.device_put(prompt.encoded.ids),
+            tokens,
+            ends_of(prompt),
+            padding=padding,
+            prefix=prefix_of(number),
+        )
+        ids = np.asarray(answer_ids).tolist()
         answered(prompt, ids)  # an empty answer is refused before the next prompt
         return ids
 
@@ -111,12 +118,18 @@ def generate_answers(
         if isinstance(prompt, PromptOnly)
     }
     padding = fitted_padding(prompt.length + tokens - 1 for prompt in unanswered.values())
+    prefix_of = prefix_reader(
+        model.network, [_reading(prompt, tokens) for prompt in unanswered.values()]
+    )
     run = {}
     if checkpoint is not None:
         asked = [(prompt.encoded.ids, ends_of(prompt)) for prompt in unanswered.values()]
         run = {"function": "generate_answers", "prompts": digest((model.network, asked, tokens))}
     answers = each_once(
-        {number: partial(give_answer, prompt) for number, prompt in unanswered.items()},
+        {
+            number: partial(give_answer, place, prompt)
+            for place, (number, prompt) in enumerate(unanswered.items())
+        },
         checkpoint,
         run,
         progress,
@@ -125,3 +138,10 @@ def generate_answers(
         answered(prompt, answers[f"{number}"]) if isinstance(prompt, PromptOnly) else prompt
         for number, prompt in enumerate(prompts)
     ]
+
+
+def _reading(prompt: PromptOnly, tokens: int) -> Reading:
+    """Return what is to be read of a prompt: all but its last token others may begin with too."""
+    ids = prompt.encoded.ids[:-1]
+    rows = np.stack([ids, np.full_like(ids, -1)], axis=1)
+    return Reading(rows, prompt.length, prompt.length + tokens - 1)

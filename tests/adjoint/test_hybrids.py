@@ -17,7 +17,7 @@ from lim_jax.adjoint import tangent
 from lim_jax.adjoint.sites import AttentionSites, attention_of
 from lim_jax.attribution.gradients import attention_rollout
 from lim_jax.network import euler, heun
-from lim_jax.network.kv_cache import decode_step, has_kv_cache, prefill
+from lim_jax.network.kv_cache import extend, has_kv_cache, prefill
 from lim_jax.network.layer_kinds import LayersByKind, layer_of, select_part
 from lim_jax.network.recurrent import RecurrentMixer
 
@@ -145,24 +145,27 @@ def test_what_is_a_softmax_alone_says_so():
 
 
 @pytest.mark.slow
-def test_a_token_more_is_that_of_the_whole_context():
+def test_tokens_more_are_those_of_the_whole_context():
+    """Of three at once the last is none of the context's; a memory without it serves the next."""
+
     @eqx.filter_jit
-    def last_states(flow, x, length):
+    def passed_in_three(flow, x, length):
         grid = lim.token_grid(LENGTH)
         padded = jnp.where(jnp.arange(LENGTH)[:, None] < length, x, 1.0)
-        states, cache = prefill(flow, padded, grid, length)
-
-        def one(cache, place):
-            row = jax.lax.dynamic_slice_in_dim(x, place, 1)
-            state, cache = decode_step(flow, row, place, cache, grid)
-            return cache, state[0]
-
-        return states, jax.lax.scan(one, cache, length + jnp.arange(2))[1]
+        first = prefill(flow, padded, grid, length)
+        two = jnp.concatenate([jax.lax.dynamic_slice_in_dim(x, length, 2), jnp.ones_like(x[:1])])
+        middle = extend(flow, two, length, first.caches, grid, jnp.array(2))
+        row = jax.lax.dynamic_slice_in_dim(x, length + 2, 1)
+        return first, middle, extend(flow, row, length + 2, middle.caches, grid)
 
     assert has_kv_cache(FLOW) and not has_kv_cache(replace(FLOW, step=heun))
-    states, after = last_states(FLOW, X, jnp.array(3))
-    whole = adjoint_of_flow()["channels"].states[-1]
-    np.testing.assert_allclose(states[:3], whole[:3], atol=1e-12)
-    np.testing.assert_allclose(after, whole[3:5], atol=1e-12)
+    *before, whole = adjoint_of_flow()["channels"].states
+    cut = slice(2), slice(2, 4), slice(4, 5)
+    rows = slice(2), slice(2), slice(1)
+    passes = passed_in_three(FLOW, X, jnp.array(2))
+    for passed, place, row in zip(passes, cut, rows, strict=True):
+        np.testing.assert_allclose(passed.state[row], whole[place], atol=1e-12)
+        states = [state[place] for state in before]
+        np.testing.assert_allclose(passed.states[:, row], states, atol=1e-12)
     with pytest.raises(ValueError, match="expected one context whose tokens weigh the same"):
         prefill(FLOW, X, GRID.weighted(jnp.zeros(LENGTH)))

@@ -26,7 +26,7 @@ from lim_jax.limits.network_studies import Quantity
 from lim_jax.loss import last_token
 from lim_jax.models import CausalLM, Targets
 from lim_jax.network import attention, tiles
-from lim_jax.network.kv_cache import decode_step, prefill
+from lim_jax.network.kv_cache import extend, prefill
 
 TOKENS = lim.token_grid(LENGTH)
 PARTS = np.array([-1, 0, 0, 0, 1, 1, 1, 1, 2, 2, -1, -1])
@@ -248,16 +248,18 @@ def test_a_language_models_loss_may_be_differentiated_in_log_weights():
     assert np.abs(packed[5:]).min() > 1e-6
 
 
-def test_a_token_more_reads_keys_by_their_log_weights_too():
+def test_tokens_more_read_keys_by_their_log_weights_too():
+    """The three last, of which one is in a part of the tokens before."""
     flow = random_flow(step=lim.split)
     x, _ = EXAMPLE
-    grid = TOKENS.weighted(jnp.asarray(LOG_WEIGHTS), jnp.arange(LENGTH) // 4)
+    grid = TOKENS.weighted(jnp.asarray(LOG_WEIGHTS), (jnp.arange(LENGTH) + 2) // 4)
+    place = LENGTH - 3
 
     @jax.jit
     def both_ways(flow, x):
-        _, cache = prefill(flow, x.at[-1].set(0), grid)
-        last, _ = decode_step(flow, x[-1:], jnp.array(LENGTH - 1), cache, grid)
-        return last, flow(x, grid)[-1:]
+        first = prefill(flow, x.at[place:].set(0), grid, jnp.array(place))
+        rest = extend(flow, x[place:], jnp.array(place), first.caches, grid)
+        return rest.state, flow(x, grid)[place:]
 
     np.testing.assert_allclose(*both_ways(flow, x), rtol=1e-12, atol=1e-13)
 

@@ -13,7 +13,7 @@ from reference import publishers
 
 from lim_jax import models
 from lim_jax.grid import token_grid
-from lim_jax.models.generation import decode_logits, prefill_logits
+from lim_jax.models.generation import extend_logits, prefill_logits
 
 WINDOW = jnp.array([3, 1, 4, 1, 5, 9, 2, 6])
 LENGTH = 7
@@ -65,7 +65,9 @@ def walked(folder, compute):
 def next_logits(model):
     first, kept = prefill_logits(model, WINDOW[:-1], jnp.array(KNOWN))
     assert kept is not None
-    return jnp.stack([first, decode_logits(model, WINDOW[KNOWN], jnp.array(KNOWN), kept, GRID)[0]])
+    one = jnp.array(1)
+    more = WINDOW[KNOWN : KNOWN + 1]
+    return jnp.stack([first, extend_logits(model, more, one, jnp.array(KNOWN), kept, GRID)[0]])
 
 
 def decoded(folder, compute):

@@ -19,7 +19,7 @@ from lim_jax.checkpoints.gguf_header import read_header
 from lim_jax.checkpoints.text import end_ids
 from lim_jax.grid import token_grid
 from lim_jax.models import generation
-from lim_jax.models.generation import decode_logits, prefill_logits
+from lim_jax.models.generation import extend_logits, prefill_logits
 from lim_jax.network import ResidualFlow, TransformerField, causal_attention, euler, heun, split
 from lim_jax.network.kv_cache import has_kv_cache
 
@@ -39,27 +39,35 @@ def model_of(name, folder, **options):
     return models.load(WRITE(folder, network["config"], network["shapes"]), **options)
 
 
-@eqx.filter_jit
-def logits_by_kept(model, ids):
-    """Logits after each id from the first `KNOWN` on, by the keys and values that are kept."""
-    grid = token_grid(len(ids), model.embedding.dtype)
-    first, kept = prefill_logits(model, ids, jnp.array(KNOWN))
+@partial(jax.jit, static_argnums=2)
+def logits_by_kept(model, ids, rows=1):
+    """Logits after the first `KNOWN` ids, and each `rows` more, by what is kept of others.
+
+    The last ones are filled up with an id that is none of the context's.
+    """
+    more = len(ids) - KNOWN
+    filled = jnp.pad(ids, (0, -more % rows), constant_values=1)
+    grid = token_grid(len(filled), model.embedding.dtype)
+    first, kept = prefill_logits(model, filled, jnp.array(KNOWN))
 
     def one(kept, place):
-        logits, kept = decode_logits(model, ids[place], place, kept, grid)
+        following = jax.lax.dynamic_slice_in_dim(filled, place, rows)
+        count = jnp.minimum(rows, len(ids) - place)
+        logits, kept = extend_logits(model, following, count, place, kept, grid)
         return kept, logits
 
-    _, others = jax.lax.scan(one, kept, jnp.arange(KNOWN, len(ids)))
+    _, others = jax.lax.scan(one, kept, jnp.arange(KNOWN, len(ids), rows))
     return jnp.concatenate([first[None], others])
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 3], ids=["one by one", "three at once"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_with_keys_and_values_kept_logits_are_those_of_the_whole_context(name, tmp_path):
+def test_with_keys_and_values_kept_logits_are_those_of_the_whole_context(name, rows, tmp_path):
     """As transformers has them, in the midst and at the end; `test_families` has all logits."""
     model = model_of(name, tmp_path, dtype="float64")
     assert has_kv_cache(model.flow)
-    logits = np.asarray(logits_by_kept(model, IDS))
+    logits = np.asarray(logits_by_kept(model, jnp.asarray(IDS), rows))
     network = RECORD["networks"][name]
     _, first, last = RECORD["places"]
     assert (first, last) == (KNOWN - 1, len(IDS) - 1)

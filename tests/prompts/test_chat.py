@@ -277,7 +277,7 @@ def test_an_answer_in_a_chat_ends_at_the_turns_end_too(monkeypatch):
     calls = []
     tokenizer = words_of_control("<|endoftext|>", "<|im_end|>")
 
-    def answer(network, ids, tokens, end, padding):
+    def answer(network, ids, tokens, end, padding, prefix):
         calls.append(end)
         return np.array([0, 0, tokenizer.token_to_id("<|im_end|>")])
 

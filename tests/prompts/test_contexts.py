@@ -192,7 +192,7 @@ def answering(monkeypatch):
     """Four prompts of bytes, one of which has its answer; what is answered, and how often."""
     given = []
 
-    def answer(network, ids, tokens, end, padding):
+    def answer(network, ids, tokens, end, padding, prefix):
         if len(given) == answering.allowed:
             raise KeyboardInterrupt
         answering.padded.append(padding(len(ids) + tokens - 1))

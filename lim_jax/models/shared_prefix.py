@@ -1,0 +1,274 @@
+"""What several contexts begin with, read once: each of them is then read from where it goes on.
+
+A causal network's states of the ids that stand first do not depend on those that follow.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from lim_jax._jit import cached_jit
+from lim_jax.grid.cells import CellGrid, token_grid
+from lim_jax.models.causal import CausalLM, Targets
+from lim_jax.models.ids import fitted_padding, known_length, padded_size
+from lim_jax.models.layerwise import STATES_IN_MEMORY
+from lim_jax.network.kv_cache import Caches, Passed, Place, has_kv_cache, prefill
+from lim_jax.network.slots import State
+
+Rows = Int[np.ndarray, "_ fields"]
+# So many contexts at least share a prefix. Of SmolLM2 and 400 ids its programs took 6 s of one core
+# to compile, and each context 1.7 s less (answers and mask gradients).
+CONTEXTS = 5
+MULTIPLE = 16  # of ids that are read at once
+READ_AT_ONCE = 4  # prefixes that are kept, with different weights of parts
+
+
+class Reading(NamedTuple):
+    """What is to be read of a context.
+
+    Attributes
+    ----------
+    rows
+        The places that it may share, all before the first that is asked: of each its id and the
+        number of its part, below zero for none.
+    ids
+        How many ids are read.
+    places
+        How many places there are in the end, with those of an answer that is given.
+    """
+
+    rows: Rows
+    ids: int
+    places: int
+
+
+class CommonPrefix(NamedTuple):
+    """How several contexts begin, and the sizes of arrays that serve all of them.
+
+    Attributes
+    ----------
+    contexts
+        Their numbers, one after another.
+    rows
+        The places that they share, as in `Reading`.
+    rest
+        How many ids are read after them at once, of each context.
+    size
+        The number of places for any of the contexts.
+    """
+
+    contexts: range
+    rows: Rows
+    rest: int
+    size: int
+
+
+class ReadPrefix(eqx.Module):
+    """What a network keeps of a common prefix, read once or with each of several weights of parts.
+
+    Attributes
+    ----------
+    ids, parts
+        The id and the part of each place, up to `CommonPrefix.size`; after the prefix zeros and
+        numbers below zero.
+    length
+        The number of its ids.
+    log_weights
+        Of all parts in each reading, in which each reads itself as before; None where all tokens
+        count whole.
+    caches
+        What layers keep; of several weights they stand along a first axis.
+    states
+        Of each weight the states before each layer, for derivatives; None where nobody asked.
+    rest
+        How many ids are read after the prefix at once.
+    """
+
+    ids: Int[Array, " size"]
+    parts: Int[Array, " size"]
+    length: Place
+    log_weights: Float[Array, " weights"] | None
+    caches: Caches
+    states: Float[Array, "weights depth size width"] | None
+    rest: int = eqx.field(static=True)
+
+    @property
+    def size(self) -> int:
+        """The number of places of contexts that begin with the prefix."""
+        return len(self.ids)
+
+    def _identity(self) -> tuple[Any, ...]:
+        """Return what a digest reads in place of this object: what was read, not what was found."""
+        return self.ids, self.parts, self.length, self.log_weights, self.rest
+
+    def rest_of(self, ids: Int[Array, " _"]) -> Int[Array, " rest"]:
+        """Return the ids that are read after the prefix, of a context's ids in as many places."""
+        return jax.lax.dynamic_slice_in_dim(ids, self.length, self.rest)
+
+
+# ``prefix_of(number, log_weights, keep_states=...)``: what a context shares, read.
+PrefixOf = Callable[..., ReadPrefix | None]
+
+
+def common_prefixes(model: CausalLM, readings: Sequence[Reading]) -> list[CommonPrefix | None]:
+    """Return what each context shares with those beside it, or None where that is not worth it.
+
+    Contexts that stand beside one another share a prefix if it is at least half of what each may
+    share, and they are at least `CONTEXTS`. None of them does where the network keeps nothing, its
+    layers are fetched one by one, or its positions depend on the length.
+    """
+    prefixes: list[CommonPrefix | None] = [None] * len(readings)
+    if not has_kv_cache(model.flow) or model.flow.is_offloaded:
+        return prefixes
+    groups = [group for group in _groups(readings) if len(group.contexts) >= CONTEXTS]
+    # One number of ids for all: the longest of what follows a prefix.
+    following = [
+        readings[number].ids - len(group.rows) for group in groups for number in group.contexts
+    ]
+    rest = -(-max(following, default=0) // MULTIPLE) * MULTIPLE
+    places = [
+        max(len(group.rows) + rest, *(readings[number].places for number in group.contexts))
+        for group in groups
+    ]
+    padding = fitted_padding(np.repeat(places, CONTEXTS).tolist())  # a program is of many contexts
+    for (contexts, rows, _), most in zip(groups, places, strict=True):
+        size = padded_size(model, most, padding)
+        if size <= known_length(model) and model.same_rope(len(rows), size):
+            prefix = CommonPrefix(contexts, rows, rest, size)
+            prefixes[contexts.start : contexts.stop] = [prefix] * len(contexts)
+    return prefixes
+
+
+def prefix_reader(model: CausalLM, readings: Sequence[Reading]) -> PrefixOf:
+    """Return a function from a context's number to the prefix that it shares, or to None.
+
+    A prefix is read when it is first asked for, with the log weights that its parts are to have,
+    and kept while contexts share it.
+    """
+    prefixes = common_prefixes(model, readings)
+
+    @lru_cache(maxsize=READ_AT_ONCE)
+    def read(
+        contexts: range, log_weights: tuple[float, ...] | None, keep_states: bool
+    ) -> ReadPrefix:
+        """Read the prefix of some contexts."""
+        prefix = prefixes[contexts.start]
+        assert prefix is not None
+        return read_prefix(model, prefix, log_weights, keep_states=keep_states)
+
+    def prefix_of(
+        number: int, log_weights: tuple[float, ...] | None = None, *, keep_states: bool = False
+    ) -> ReadPrefix | None:
+        """Return the prefix of one context, read; None too where its states would be too many."""
+        prefix = prefixes[number]
+        if prefix is None:
+            return None
+        states = len(log_weights or ()) * model.flow.depth * prefix.size * model.embedding.shape[1]
+        if keep_states and states * model.embedding.dtype.itemsize > STATES_IN_MEMORY:
+            return None
+        return read(prefix.contexts, log_weights, keep_states)
+
+    return prefix_of
+
+
+def read_prefix(
+    model: CausalLM,
+    prefix: CommonPrefix,
+    log_weights: Sequence[float] | None = None,
+    *,
+    keep_states: bool = False,
+) -> ReadPrefix:
+    """Let a model read a common prefix, once or with each of several log weights of all parts."""
+    length = len(prefix.rows)
+    padding = (0, prefix.size - length)
+    ids = np.pad(prefix.rows[:, 0].astype(np.int32), padding)
+    parts = np.pad(prefix.rows[:, 1].astype(np.int32), padding, constant_values=-1)
+    weights = None if log_weights is None else np.array(log_weights, model.embedding.dtype)
+    inputs = jax.device_put((ids, parts, length, weights))
+    read = _read_with_states if keep_states else _read
+    caches, states = read(model, *inputs)
+    return ReadPrefix(*inputs, caches=caches, states=states, rest=prefix.rest)
+
+
+def weigh_parts(grid: CellGrid, log_weight: Float[Array, ""], parts: Int[Array, " _"]) -> CellGrid:
+    """Weigh all parts of a context alike; each reads itself as before."""
+    return grid.weighted(jnp.where(parts >= 0, log_weight, 0).astype(grid.weights.dtype), parts)
+
+
+def embed_after(model: CausalLM, ids: Int[Array, " rows"], place: Place) -> State:
+    """Embed ids that follow others: the first of them stands at `place`."""
+    # A row of these ids, whose context began so many places before it.
+    weights = jnp.ones(ids.shape, model.embedding.dtype)
+    return model.embed(ids, Targets(ids, weights, starts=jnp.broadcast_to(-place, ids.shape)))
+
+
+@cached_jit
+def _read(model: CausalLM, *prefix: Any) -> tuple[Caches, None]:
+    """Compute what layers keep of the first ids."""
+    return _pass_prefix(model, *prefix).caches, None
+
+
+@cached_jit
+def _read_with_states(model: CausalLM, *prefix: Any) -> tuple[Caches, Array]:
+    """Compute what layers keep of the first ids, and their states before each layer."""
+    passed = _pass_prefix(model, *prefix)
+    return passed.caches, passed.states
+
+
+def _pass_prefix(
+    model: CausalLM,
+    ids: Int[Array, " size"],
+    parts: Int[Array, " size"],
+    length: Place,
+    log_weights: Float[Array, " weights"] | None,
+) -> Passed:
+    """Pass the first ids through the network, with each of the weights of parts."""
+    x = model.embed(ids)
+    grid = token_grid(len(ids), x.dtype)
+    if log_weights is None:
+        return prefill(model.flow, x, grid, length)
+
+    def weighted(log_weight: Float[Array, ""]) -> Passed:
+        """Pass them with one weight of all parts."""
+        return prefill(model.flow, x, weigh_parts(grid, log_weight, parts), length)
+
+    return jax.lax.map(weighted, log_weights)
+
+
+class Group(NamedTuple):
+    """The numbers of contexts beside one another, and what they share.
+
+    `longest` is the most places that one of them may share.
+    """
+
+    contexts: range
+    rows: Rows
+    longest: int
+
+
+def _groups(readings: Sequence[Reading]) -> list[Group]:
+    """Group contexts with those before them while at least half of each is what all share."""
+    groups: list[Group] = []
+    for number, reading in enumerate(readings):
+        if groups:
+            contexts, rows, longest = groups[-1]
+            common = rows[: _count_common(rows, reading.rows)]
+            longest = max(longest, len(reading.rows))
+            if 2 * len(common) >= longest > 0:
+                groups[-1] = Group(range(contexts.start, number + 1), common, longest)
+                continue
+        groups.append(Group(range(number, number + 1), reading.rows, len(reading.rows)))
+    return groups
+
+
+def _count_common(first: Rows, second: Rows) -> int:
+    """Count the rows with which both begin."""
+    length = min(len(first), len(second))
+    differs = (first[:length] != second[:length]).any(axis=1)
+    return int(differs.argmax()) if differs.any() else length

@@ -1,0 +1,200 @@
+"""What contexts begin with: found by hand, read once, and answered after as after the whole."""
+
+from dataclasses import replace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference.networks import byte_network
+
+from lim_jax import models
+from lim_jax._digest import digest
+from lim_jax.models import shared_prefix
+from lim_jax.models.shared_prefix import Reading, common_prefixes, prefix_reader, read_prefix
+from lim_jax.network import heun
+from lim_jax.weights import FetchedLayers, LayerSource
+
+MODEL = byte_network(64, depth=2, seed=3)
+SAME = "The tower is old. "  # 18 places
+
+
+def reading(text, *, more=1, answer=0, part=-1):
+    """A context of a text that may be shared and `more` ids, and places for an answer."""
+    ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+    rows = np.stack([ids, np.full_like(ids, part)], axis=1)
+    return Reading(rows, len(ids) + more, len(ids) + more + answer)
+
+
+def shared_texts(model, readings):
+    prefixes = common_prefixes(model, readings)
+    return [
+        None if prefix is None else bytes(prefix.rows[:, 0].tolist()).decode()
+        for prefix in prefixes
+    ]
+
+
+def states_of(prefix):
+    """The states that are kept of a prefix, which was read; None where they are not."""
+    assert prefix is not None
+    return prefix.states
+
+
+FIVE = [reading(SAME + end) for end in ("Why?", "Who built it?", "", "Wh", "By whom?")]
+
+
+def test_five_contexts_beside_one_another_share_what_all_begin_with():
+    others = [reading("A tower. " + end) for end in "abcdef"]
+    alone = reading(SAME + "and new")
+    assert shared_texts(MODEL, [*FIVE, *others, alone]) == [SAME] * 5 + ["A tower. "] * 6 + [None]
+    assert shared_texts(MODEL, [*FIVE[:4], *others[:4]]) == [None] * 8, "four pay for no programs"
+    # The context between is of neither group, and four are left on its right.
+    assert shared_texts(MODEL, [*FIVE, reading("No"), *FIVE[:4]]) == [SAME] * 5 + [None] * 5
+
+
+@pytest.mark.parametrize(("length", "shared"), [(18, True), (19, False)])
+def test_what_is_shared_is_half_of_the_longest_at_least(length, shared):
+    longest = reading(SAME + "x" * length)
+    assert shared_texts(MODEL, [longest, *FIVE]) == [SAME if shared else None] + [SAME] * 5
+    assert shared_texts(MODEL, [*FIVE, longest]) == [SAME] * 5 + [SAME if shared else None]
+
+
+def test_ids_of_another_part_are_not_shared():
+    rows = FIVE[0].rows.copy()
+    rows[16:, 1] = 0
+    other = FIVE[0]._replace(rows=rows)
+    assert shared_texts(MODEL, [other, *FIVE]) == [SAME[:16]] * 6
+
+
+def test_sizes_serve_every_context_of_all_groups():
+    """The longest rest is of 21 ids, so that 32 are read; 18 and these, or 34 and an answer's."""
+    long = reading(SAME + "Why?", more=17)
+    others = [reading("A tower. " + end, answer=34) for end in "abcdef"]
+    first, *_, last = common_prefixes(MODEL, [long, *FIVE, *others])
+    assert first is not None and last is not None
+    assert (first.contexts, last.contexts) == (range(6), range(6, 12))
+    assert (first.rest, last.rest) == (32, 32)
+    assert (len(first.rows), first.size) == (18, 64), "50 and 45 places have one program"
+    assert (len(last.rows), last.size) == (9, 48)
+
+
+def with_flow(**changes):
+    return eqx.tree_at(lambda model: model.flow, MODEL, replace(MODEL.flow, **changes))
+
+
+def test_none_is_shared_where_nothing_is_kept_or_places_are_few():
+    assert shared_texts(with_flow(step=heun), FIVE) == [None] * 5
+    assert shared_texts(byte_network(34, depth=2), FIVE) == [SAME] * 5, "18 and 16 places"
+    assert shared_texts(byte_network(33, depth=2), FIVE) == [None] * 5
+    assert shared_texts(replace(MODEL, trained=33), FIVE) == [None] * 5
+    source = LayerSource(lambda number: None, MODEL.flow.depth)
+    assert shared_texts(with_flow(layers=FetchedLayers(jnp.zeros(1), source)), FIVE) == [None] * 5
+    assert shared_texts(MODEL, []) == []
+
+
+@pytest.mark.slow
+def test_a_prefix_is_read_when_it_is_asked_for_and_once_for_its_contexts(monkeypatch):
+    calls = []
+
+    def read(model, prefix, log_weights, *, keep_states):
+        calls.append((prefix.contexts.start, log_weights, keep_states))
+        return read_prefix(model, prefix, log_weights, keep_states=keep_states)
+
+    monkeypatch.setattr(shared_prefix, "read_prefix", read)
+    others = [reading("A tower. " + end) for end in "abcdef"]
+    prefix_of = prefix_reader(MODEL, [*FIVE, *others, reading("No")])
+    assert calls == []
+    assert prefix_of(0) is prefix_of(4) and prefix_of(5) is prefix_of(10)
+    ends = prefix_of(0, (0.0, -1.0))
+    assert ends is prefix_of(1, (0.0, -1.0)) and states_of(ends) is None
+    assert states_of(prefix_of(0, (0.0, -1.0), keep_states=True)) is not None
+    assert prefix_of(11) is None
+    assert calls == [(0, None, False), (5, None, False), (0, (0.0, -1.0), False),
+                     (0, (0.0, -1.0), True)]  # fmt: skip
+
+
+def test_states_that_are_too_many_are_not_kept(monkeypatch):
+    """Of two weights, two layers, 48 places and a width of 4 in float64."""
+    prefix_of = prefix_reader(MODEL, FIVE)
+    (size,) = {prefix.size for prefix in common_prefixes(MODEL, FIVE) if prefix is not None}
+    states = 2 * 2 * size * 4 * 8
+    monkeypatch.setattr(shared_prefix, "STATES_IN_MEMORY", states)
+    kept = states_of(prefix_of(0, (0.0, -1.0), keep_states=True))
+    assert kept is not None and kept.shape == (2, 2, size, 4) and kept.nbytes == states
+    monkeypatch.setattr(shared_prefix, "STATES_IN_MEMORY", states - 1)
+    assert prefix_of(0, (0.0, -1.0), keep_states=True) is None
+    assert states_of(prefix_of(0, (0.0, -1.0))) is None
+
+
+def test_a_prefix_says_what_was_read_and_is_known_by_that():
+    """Not by its numbers, which another machine may round otherwise."""
+    rows = FIVE[0].rows.copy()
+    rows[3:9, 1] = 2
+    readings = [reading._replace(rows=np.concatenate([rows[:18], reading.rows[18:]]))
+                for reading in FIVE]  # fmt: skip
+    (common, *_) = common_prefixes(MODEL, readings)
+    assert common is not None
+    prefix = read_prefix(MODEL, common, (-1.5, 0.0))
+    length = len(SAME)
+    assert int(prefix.length) == length and prefix.rest == common.rest == 16
+    assert bytes(prefix.ids.tolist()) == SAME.encode() + bytes(common.size - length)
+    assert prefix.parts.tolist() == rows[:18, 1].tolist() + [-1] * (common.size - length)
+    assert prefix.log_weights is not None and prefix.log_weights.tolist() == [-1.5, 0.0]
+    other = read_prefix(byte_network(64, depth=2, seed=4), common, (-1.5, 0.0))
+    assert digest(other) == digest(prefix)
+    for changed in (
+        replace(prefix, ids=prefix.ids.at[2].add(1)),
+        replace(prefix, parts=prefix.parts.at[2].set(1)),
+        replace(prefix, length=prefix.length - 1),
+        replace(prefix, log_weights=-prefix.log_weights),
+        replace(prefix, rest=32),
+    ):
+        assert digest(changed) != digest(prefix)
+
+
+PROMPTS = [np.frombuffer(f"{SAME}{end}".encode(), np.uint8).astype(np.int32)
+           for end in ("Why?", "Who built it?", "Hm", "Wh", "By whom?")]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def prefix():
+    """What the prompts share, with places for answers of seven ids."""
+    readings = [
+        Reading(np.stack([ids[:-1], np.full_like(ids[:-1], -1)], axis=1), len(ids), len(ids) + 6)
+        for ids in PROMPTS
+    ]
+    return prefix_reader(MODEL, readings)(0)
+
+
+@pytest.mark.slow
+def test_answers_after_a_prefix_are_those_after_the_whole(prefix):
+    """Unequal prompts, one of which has two ids more; each answer's ids are the likeliest."""
+    logits = eqx.filter_jit(models.CausalLM.logits)
+    answers = set()
+    for ids in PROMPTS:
+        answered = np.asarray(models.answer(MODEL, ids, tokens=7, prefix=prefix))
+        row = np.pad(np.concatenate([ids, answered]), (0, 48 - len(ids) - 7))
+        expected = np.argmax(logits(MODEL, jax.device_put(row)), axis=1)
+        np.testing.assert_array_equal(answered, expected[len(ids) - 1 : len(ids) + 6])
+        answers.add(answered.tobytes())
+    assert len(answers) > 1, "of one answer a wrong prompt would not be seen"
+    whole = np.asarray(models.answer(MODEL, PROMPTS[1], tokens=7))
+    end = whole[3].item()
+    cut = models.answer(MODEL, PROMPTS[1], tokens=7, end=[end], prefix=prefix)
+    assert cut.tolist() == whole[: whole.tolist().index(end) + 1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("ids", "tokens", "message"),
+    [
+        (PROMPTS[0] + (np.arange(22) == 17), 7, "prefix: got ids that begin otherwise, expected"),
+        (PROMPTS[0][:18], 7, "got 18 ids and an answer of 7 after a prefix of 18, expected its"),
+        (np.resize(PROMPTS[0], 35), 7, "got 35 ids .* expected its ids, 1 to 16 more, and 48"),
+        (np.resize(PROMPTS[0], 34), 16, "got 34 ids and an answer of 16"),
+    ],
+)
+def test_ids_that_do_not_fit_a_prefix_are_refused(prefix, ids, tokens, message):
+    ids = np.concatenate([PROMPTS[0][:18], ids[18:]]) if len(ids) > 22 else ids
+    with pytest.raises(ValueError, match=message):
+        models.answer(MODEL, ids, tokens=tokens, prefix=prefix)
