@@ -1,16 +1,22 @@
-"""Many questions on the same documents: SmolLM2's answers and their mask gradients, beside PyTorch.
+"""A hundred questions on documents: SmolLM2's answers and their mask gradients, beside PyTorch.
 
 ``taskset -c 1 python benchmarks/questions.py`` (the extra ``parity`` brings torch and transformers)
 asks questions on twelve short documents. Each is answered, and its answer scored by one mask
-gradient and by what all documents give, as ``lim-jax profile --method mask-gradient`` does it;
-beside us by a loop in PyTorch, that is transformers' Llama with its cache, fused attention where no
-mask is differentiated, and no padding. The two take turns with all questions, each with one thread;
-times are seconds of the processor. Answers and scores are compared. In our first turn programs are
-compiled, and counted. Rows go into ``results/questions.json``, a row for each question.
+gradient and by what all documents give, as ``lim-jax profile --method mask-gradient`` does it.
+Beside us is a loop in PyTorch, that is transformers' Llama with its cache, fused attention where no
+mask is differentiated, and no padding; and one that reads the documents once too, and keeps its
+cache of them for answers and for what documents give. PyTorch's MKL is allowed the widest vectors,
+which it does not use on an AMD processor by itself. ``--different`` lays the documents out in
+another order for each question, so that nothing is shared.
+
+All take turns with all questions, each with one thread; times are seconds of the processor. Answers
+and scores are compared. In our first turn programs are compiled, and counted. Rows go into
+``results/questions.json`` or ``results/questions-different.json``, a row for each question.
 """
 
 import argparse
 import os
+import sys
 
 # Before JAX starts: one thread, as for the peer.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
@@ -18,7 +24,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 import math
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +33,7 @@ import numpy as np
 import torch
 import transformers
 from real_model import fetched
-from record import RESULTS, keep
+from record import RESULTS, allowing_library, keep
 from tqdm import tqdm
 
 from lim_jax.attribution.mask_gradients import LEAST
@@ -52,6 +58,11 @@ ASKED = (
     "Since which year has {name} been working?",
     "What is the profession of {name}?",
     "How many cats does {name} keep?",
+    "What do the documents say about {name}?",
+    "In which town does the {job} work?",
+    "Who works as a {job}?",
+    "Who works in {town}?",
+    "Which job does the one in {town} have?",
 )
 TOKENS = 32  # of an answer, at most
 CLOSE = 2e-3  # differences of scores, of the largest
@@ -70,10 +81,19 @@ def documents() -> list[Document]:
     ]
 
 
-def prompts(model: LanguageModel, questions: int) -> list[Any]:
-    """Return the prompts of so many questions."""
-    asked = [question.format(name=name) for question in ASKED for name in NAMES]
-    lines = [question_line(model, question, documents()) for question in asked[:questions]]
+def prompts(model: LanguageModel, questions: int, *, different: bool) -> list[Any]:
+    """Return the prompts of so many questions, in each of which documents may stand otherwise."""
+    asked = [
+        question.format(name=name, job=job, town=town)
+        for question in ASKED
+        for name, job, town in zip(NAMES, JOBS, TOWNS, strict=True)
+    ]
+    order = np.random.default_rng(0)
+    read = documents()
+    lines = []
+    for question in asked[:questions]:
+        laid_out = [read[number] for number in order.permutation(len(read))] if different else read
+        lines.append(question_line(model, question, laid_out))
     return [context_of_line(line, model.tokenizer, "margin", 4096) for line in lines]
 
 
@@ -111,22 +131,26 @@ def ours(model: LanguageModel, prompts: list[Any], compiled: list[float]) -> Ask
         (one[0] + other[0], one[1] + other[1])
         for one, other in zip(answering.steps, scoring.steps, strict=True)
     ]
-    effects = [float(np.sum(scores.total_effect)) for scores in scored]
+    effects = [float(np.sum(np.asarray(scores.total_effect))) for scores in scored]
     return Asked(contexts, [np.asarray(scores.tokens) for scores in scored], effects, steps)
 
 
 class Peer:
     """The same by transformers and torch."""
 
-    def __init__(self, file: Path, end_ids: tuple[int, ...]):
-        self.network = transformers.AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="sdpa"
-        )
-        self.network.eval().requires_grad_(False)
+    def __init__(self, network: Any, end_ids: tuple[int, ...]):
+        self.network = network
         self.end_ids = list(end_ids)
+
+    def begin(self, contexts: list[Context]) -> None:
+        """Begin with contexts: nothing is kept of them."""
 
     def answer(self, prompt: PromptOnly) -> np.ndarray:
         """Return the ids of the answer."""
+        return self.generated(prompt)
+
+    def generated(self, prompt: PromptOnly, **kept: Any) -> np.ndarray:
+        """Return the ids of the answer, maybe after what is kept."""
         ids = torch.from_numpy(prompt.encoded.ids.astype(np.int64))[None]
         with torch.no_grad():
             answered = self.network.generate(
@@ -136,6 +160,7 @@ class Peer:
                 do_sample=False,
                 eos_token_id=self.end_ids,
                 pad_token_id=self.end_ids[0],
+                **kept,
             )
         answer = answered[0, ids.shape[1] :].numpy()
         return answer[~np.isin(answer, self.end_ids)]
@@ -143,90 +168,184 @@ class Peer:
     def score(self, context: Context) -> tuple[np.ndarray, float]:
         """Return the scores of a context's tokens, and what all documents give its answer."""
         with torch.no_grad():
-            without, whole = (
-                float(self.loss(context, self.log_weights(context, math.log(weight))))
-                for weight in (LEAST, 1)
-            )
-        log_weights = self.log_weights(context, math.log(WEIGHT)).requires_grad_()
+            without, whole = (self.loss_at(context, weight) for weight in (LEAST, 1))
+        log_weights = log_weights_of(context, WEIGHT).requires_grad_()
         (slopes,) = torch.autograd.grad(self.loss(context, log_weights), log_weights)
         return -LENGTH * slopes.numpy(), without - whole
 
-    def log_weights(self, context: Context, value: float) -> torch.Tensor:
-        """Return a log weight for each token of documents, and zero for others."""
-        inside = torch.from_numpy(document_numbers(context)) >= 0
-        return torch.where(inside, value, 0.0)
+    def loss_at(self, context: Context, weight: float) -> float:
+        """Return the loss with a weight of all documents."""
+        return float(self.loss(context, log_weights_of(context, weight)))
 
     def loss(self, context: Context, log_weights: torch.Tensor) -> torch.Tensor:
         """Return minus the log odds of the answer's tokens, where documents have these weights."""
-        parts = torch.from_numpy(document_numbers(context))
-        elsewhere = (parts[:, None] != parts[None]) | (parts[None] < 0)
-        causal = torch.ones(len(parts), len(parts), dtype=torch.bool).tril()
-        bias = torch.where(elsewhere, log_weights[None], 0.0)
-        mask = torch.where(causal, bias, torch.finfo(torch.float32).min)[None, None]
-        window = torch.from_numpy(context.window.astype(np.int64))
         asked = np.flatnonzero(context.weights)
         logits = self.network(
-            window[None, :-1],
-            attention_mask=mask,
+            ids_of(context)[None, :-1],
+            attention_mask=mask_of(context, log_weights)[None, None],
             use_cache=False,
             logits_to_keep=torch.from_numpy(asked),
         ).logits[0]
-        right = window[1:][asked][:, None]
-        others = logits.scatter(1, right, -math.inf).logsumexp(dim=1)
-        weights = torch.from_numpy(context.weights[asked]).float()
-        return (weights * (others - logits.gather(1, right)[:, 0])).sum()
+        return margin(context, logits)
+
+
+class SharingPeer(Peer):
+    """The same, with a cache of the documents for answers and for what documents give."""
+
+    caches: Mapping[float, transformers.DynamicCache]
+    length: int
+
+    def begin(self, contexts: list[Context]) -> None:
+        """Read what all contexts begin with, with the documents at both weights."""
+        rows = [context.window[: np.flatnonzero(context.weights)[0]] for context in contexts]
+        shortest = min(map(len, rows))
+        alike = np.ptp(np.stack([row[:shortest] for row in rows]), axis=0) == 0
+        self.length = shortest if alike.all() else int(alike.argmin())
+        self.caches = {weight: transformers.DynamicCache() for weight in (LEAST, 1)}
+        length = self.length
+        with torch.no_grad():
+            for weight, cache in self.caches.items():
+                mask = mask_of(contexts[0], log_weights_of(contexts[0], weight))
+                self.network(
+                    ids_of(contexts[0])[None, :length],
+                    attention_mask=mask[None, None, :length, :length],
+                    past_key_values=cache,
+                    logits_to_keep=1,
+                )
+
+    def answer(self, prompt: PromptOnly) -> np.ndarray:
+        """Return the ids of the answer, after the documents."""
+        answer = self.generated(prompt, past_key_values=self.caches[1])
+        cut(self.caches[1], self.length)
+        return answer
+
+    def loss_at(self, context: Context, weight: float) -> float:
+        """Return the loss with a weight of all documents, after the documents."""
+        cache = self.caches[weight]
+        asked = np.flatnonzero(context.weights)
+        logits = self.network(
+            ids_of(context)[None, self.length : -1],
+            attention_mask=mask_of(context, log_weights_of(context, weight))[
+                None, None, self.length :
+            ],
+            past_key_values=cache,
+            logits_to_keep=torch.from_numpy(asked - self.length),
+        ).logits[0]
+        cut(cache, self.length)
+        return float(margin(context, logits))
+
+
+def cut(cache: transformers.DynamicCache, length: int) -> None:
+    """Cut a cache to its first tokens."""
+    cache.crop(length - cache.get_seq_length())
+
+
+def ids_of(context: Context) -> torch.Tensor:
+    """Return the ids of a context, with the one after it."""
+    return torch.from_numpy(context.window.astype(np.int64))
+
+
+def log_weights_of(context: Context, weight: float) -> torch.Tensor:
+    """Return the log weight of each token of documents, and zero for others."""
+    inside = torch.from_numpy(document_numbers(context)) >= 0
+    return torch.where(inside, math.log(weight), 0.0)
+
+
+def mask_of(context: Context, log_weights: torch.Tensor) -> torch.Tensor:
+    """Return what is added to the scores of attention: each document reads itself as before."""
+    parts = torch.from_numpy(document_numbers(context))
+    elsewhere = (parts[:, None] != parts[None]) | (parts[None] < 0)
+    causal = torch.ones(len(parts), len(parts), dtype=torch.bool).tril()
+    bias = torch.where(elsewhere, log_weights[None], 0.0)
+    return torch.where(causal, bias, torch.finfo(torch.float32).min)
+
+
+def margin(context: Context, logits: torch.Tensor) -> torch.Tensor:
+    """Return minus the log odds of the answer's tokens."""
+    asked = np.flatnonzero(context.weights)
+    right = ids_of(context)[1:][asked][:, None]
+    others = logits.scatter(1, right, -math.inf).logsumexp(dim=1)
+    weights = torch.from_numpy(context.weights[asked]).float()
+    return (weights * (others - logits.gather(1, right)[:, 0])).sum()
+
+
+def theirs(
+    peer: Peer, prompts: list[Any], contexts: list[Context]
+) -> tuple[list[np.ndarray], list[tuple[np.ndarray, float]], list[float]]:
+    """Return a peer's answers and scores, and what each question took it."""
+    answers, scores, seconds = [], [], []
+    begun = time.process_time()
+    peer.begin(contexts)
+    for prompt, context in zip(prompts, contexts, strict=True):
+        answers.append(peer.answer(prompt))
+        scores.append(peer.score(context))
+        seconds.append(time.process_time() - begun)
+        begun = time.process_time()
+    return answers, scores, seconds
 
 
 def main() -> None:
-    """Ask the questions of both in turns, and print and keep what they took."""
+    """Ask the questions of all in turns, and print and keep what they took."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--file", type=Path, help="a GGUF file; by default it is fetched")
-    parser.add_argument("--questions", type=int, default=24, choices=range(1, 49), metavar="N")
-    parser.add_argument("--repeats", type=int, default=3, help="turns; the first one compiles")
-    parser.add_argument("--out", type=Path, default=RESULTS / "questions.json")
+    parser.add_argument("--questions", type=int, default=100, choices=range(1, 109), metavar="N")
+    parser.add_argument("--repeats", type=int, default=2, help="turns; the first one compiles")
+    parser.add_argument("--different", action="store_true", help="documents in other orders")
+    parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
+    if "LD_PRELOAD" not in os.environ:  # it is read as a process starts
+        allowed = os.environ | {"LD_PRELOAD": str(allowing_library())}
+        os.execve(sys.executable, [sys.executable, *sys.argv], allowed)
+    name = "questions-different.json" if options.different else "questions.json"
     torch.set_num_threads(1)
     compiled: list[float] = []
     jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: compiled.append(seconds) if event == COMPILATION else None
+        lambda event, duration_secs, **_: (
+            compiled.append(duration_secs) if event == COMPILATION else None
+        )
     )
     with tempfile.TemporaryDirectory() as folder:
         file = options.file or fetched(Path(folder))
         model = LanguageModel.from_pretrained(file)
-        peer = Peer(file, model.end_ids)
-    asked = prompts(model, options.questions)
+        network = transformers.AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="sdpa"
+        )
+    network.eval().requires_grad_(False)
+    peers = {"torch": Peer(network, model.end_ids)}
+    if not options.different:
+        peers["torch, shared"] = SharingPeer(network, model.end_ids)
+    asked = prompts(model, options.questions, different=options.different)
     rows: list[dict[str, Any]] = [{"question": number} for number in range(len(asked))]
-    seconds: dict[str, list[list[float]]] = {"lim_jax": [], "torch": []}
+    seconds: dict[str, list[list[float]]] = {side: [] for side in ("lim_jax", *peers)}
     for turn in tqdm(range(options.repeats), unit="turn"):
         result = ours(model, asked, compiled)
         seconds["lim_jax"].append([of_question for of_question, _ in result.steps])
-        seconds["torch"].append([])
-        for row, prompt, context, scores, effect, (_, programs) in zip(
-            rows, asked, *result, strict=True
-        ):
-            begun = time.process_time()
-            answer = peer.answer(prompt)
-            their_scores, their_effect = peer.score(context)
-            seconds["torch"][-1].append(time.process_time() - begun)
-            difference = np.abs(scores - their_scores).max() / np.abs(scores).max()
-            assert difference < CLOSE and abs(effect - their_effect) < CLOSE, difference
-            if turn == 0:
-                row["tokens"] = context.length
-                row["answer"] = int((context.weights > 0).sum())
-                row["same answer"] = bool(np.array_equal(answer, context.window[prompt.length :]))
-                row["programs"] = programs
+        for side, peer in peers.items():
+            answers, scored, of_side = theirs(peer, asked, result.contexts)
+            seconds[side].append(of_side)
+            for row, answer, (scores, effect), *our in zip(
+                rows, answers, scored, asked, *result, strict=True
+            ):
+                prompt, context, our_scores, our_effect, (_, programs) = our
+                difference = np.abs(scores - our_scores).max() / np.abs(our_scores).max()
+                assert difference < CLOSE and abs(effect - our_effect) < CLOSE, difference
+                same = bool(np.array_equal(answer, context.window[prompt.length :]))
+                if turn == 0:
+                    row |= {"tokens": context.length, "answer": int((context.weights > 0).sum())}
+                    row |= {"same answer": same and row.get("same answer", True)}
+                    row |= {"programs": programs}
     row_seconds = {side: np.median(turns[1:], axis=0) for side, turns in seconds.items()}
     for number, row in enumerate(rows):
         row["seconds"] = {side: float(of_side[number]) for side, of_side in row_seconds.items()}
-    keep(options.out, rows, ("question",), torch=torch.__version__)
+    keep(options.out or RESULTS / name, rows, ("question",), torch=torch.__version__)
     print(f"programs, question by question: {[row['programs'] for row in rows]}")
     print(f"answers alike: {sum(row['same answer'] for row in rows)} of {len(rows)}")
     for side, of_side in row_seconds.items():
         print(f"{side}: {60 / of_side.mean():.1f} questions a minute of one core, compiled before")
-    ratios = row_seconds["torch"] / row_seconds["lim_jax"]
-    print(
-        f"torch's time over ours: {np.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}"
-    )
+        ratios = of_side / row_seconds["lim_jax"]
+        print(
+            f"its time over ours: {np.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -397,7 +397,9 @@ def test_the_answers_of_the_models_own_are_shown(folder):
 
 def test_an_answer_is_cut_where_no_id_ends_it(folder, monkeypatch):
     monkeypatch.setattr(
-        own_answers, "answer", lambda model, ids, most, end, padding: np.array([1, 2, 9][:most])
+        own_answers,
+        "answer",
+        lambda model, ids, most, end, padding, prefix: np.array([1, 2, 9][:most]),
     )
     model = models.LanguageModel(models.load(folder), end_ids=(9,))
     for most, cut in ((3, False), (2, True)):

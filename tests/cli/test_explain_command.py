@@ -381,7 +381,7 @@ def test_where_a_line_has_no_answer_the_models_own_is_explained(
         held.append(tokens)
         return model.loaded()
 
-    def answer(network, ids, most, end, padding):
+    def answer(network, ids, most, end, padding, prefix):
         return np.array([ids[0] + 1, 7, 9][:most])
 
     monkeypatch.setattr(explanations, "explain", explain)
