@@ -35,11 +35,11 @@ from lim_jax.models.shared_prefix import (
     PrefixOf,
     Reading,
     ReadPrefix,
-    embed_after,
+    pass_rest,
     prefix_reader,
     weigh_parts,
 )
-from lim_jax.network.kv_cache import Caches, Passed, extend
+from lim_jax.network.kv_cache import Caches
 from lim_jax.network.slots import State
 from lim_jax.prompts.contexts import Context
 
@@ -175,30 +175,14 @@ def _losses_after(
     # Queries that fill up the arrays are at the first place, and have no weight.
     targets = y._replace(positions=jnp.maximum(y.positions - prefix.length, 0))
 
-    def at(read: Reread) -> Float[Array, " rows"]:
+    def at(end: tuple[Float[Array, ""], Caches]) -> Float[Array, " rows"]:
         """Compute the rows' losses with a log weight on the documents."""
-        state = _pass_rest(prefix, read, model, ids, parts).state
+        log_weight, caches = end
+        grid = weigh_parts(token_grid(len(ids), model.embedding.dtype), log_weight, parts)
+        state = pass_rest(model, prefix, caches, ids, grid).state
         return losses_of_state(rows, loss_of_logits, model, state, targets)
 
-    return jax.lax.map(at, (prefix.log_weights, prefix.caches, None))
-
-
-# A log weight of all documents, and what layers keep of a prefix at it, maybe with its states.
-Reread = tuple[Float[Array, ""], Caches, Float[Array, "depth size width"] | None]
-
-
-def _pass_rest(
-    prefix: ReadPrefix,
-    read: Reread,
-    model: CausalLM,
-    ids: Int[Array, " length"],
-    parts: Int[Array, " length"],
-) -> Passed:
-    """Pass the ids after a prefix through the network, with a log weight on the documents."""
-    log_weight, caches, _ = read
-    x = embed_after(model, prefix.rest_of(ids), prefix.length)
-    grid = weigh_parts(token_grid(len(ids), x.dtype), log_weight, parts)
-    return extend(model.flow, x, prefix.length, caches, grid)
+    return jax.lax.map(at, (prefix.log_weights, prefix.caches))
 
 
 def _gradients_at(
@@ -240,13 +224,11 @@ def _gradients_after(
     assert isinstance(loss.loss, LossOfLogits)
     loss_of_logits = loss.loss
 
-    def at(read: Reread) -> Float[Array, "_ length"]:
+    def at(node: tuple[Float[Array, ""], Caches, Float[Array, "_ length width"]]) -> Array:
         """Compute the rows' gradients with a log weight on the documents."""
-        log_weight, _, states = read
-        assert states is not None
-        rest = _pass_rest(prefix, read, model, ids, parts)
+        log_weight, caches, states = node
         grid = weigh_parts(token_grid(len(ids), states.dtype), log_weight, parts)
-
+        rest = pass_rest(model, prefix, caches, ids, grid)
         put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=prefix.length)
         # The loss reads the last states of the rest alone.
         last = put(jnp.zeros_like(states[0]), rest.state, axis=0)
@@ -254,8 +236,9 @@ def _gradients_after(
         targets = y._replace(log_weights=grid.log_weights, parts=parts)
         return _gradients_of_rows(batches, loss_of_logits, model, forward, targets)
 
-    read = prefix.log_weights, prefix.caches, prefix.states
-    return -jnp.moveaxis(jax.lax.map(at, read), -1, 0)
+    assert prefix.states is not None
+    nodes = prefix.log_weights, prefix.caches, prefix.states
+    return -jnp.moveaxis(jax.lax.map(at, nodes), -1, 0)
 
 
 class Forward(NamedTuple):

@@ -18,7 +18,7 @@ from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.ids import fitted_padding, known_length, padded_size
 from lim_jax.models.layerwise import STATES_IN_MEMORY
-from lim_jax.network.kv_cache import Caches, Passed, Place, has_kv_cache, prefill
+from lim_jax.network.kv_cache import Caches, Passed, Place, extend, has_kv_cache, prefill
 from lim_jax.network.slots import State
 
 Rows = Int[np.ndarray, "_ fields"]
@@ -108,7 +108,7 @@ class ReadPrefix(eqx.Module):
         return self.ids, self.parts, self.length, self.log_weights, self.rest
 
     def rest_of(self, ids: Int[Array, " _"]) -> Int[Array, " rest"]:
-        """Return the ids that are read after the prefix, of a context's ids in as many places."""
+        """Return the ids that are read after the prefix, of the ids in all places of a context."""
         return jax.lax.dynamic_slice_in_dim(ids, self.length, self.rest)
 
 
@@ -199,6 +199,14 @@ def read_prefix(
 def weigh_parts(grid: CellGrid, log_weight: Float[Array, ""], parts: Int[Array, " _"]) -> CellGrid:
     """Weigh all parts of a context alike; each reads itself as before."""
     return grid.weighted(jnp.where(parts >= 0, log_weight, 0).astype(grid.weights.dtype), parts)
+
+
+def pass_rest(
+    model: CausalLM, prefix: ReadPrefix, caches: Caches, ids: Int[Array, " size"], grid: CellGrid
+) -> Passed:
+    """Pass the ids of a context after its prefix through the network, with one of its caches."""
+    x = embed_after(model, prefix.rest_of(ids), prefix.length)
+    return extend(model.flow, x, prefix.length, caches, grid)
 
 
 def embed_after(model: CausalLM, ids: Int[Array, " rows"], place: Place) -> State:

@@ -1,7 +1,7 @@
 """Networks of layers of several kinds: what is split of their adjoints, beside plain loops."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import equinox as eqx
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference.hybrids import ORDER, hybrid_flow
-from reference.networks import WIDTH, random_states
+from reference.networks import WIDTH, random_flow, random_states
 
 import lim_jax as lim
 from lim_jax import adjoint, weights
@@ -142,6 +142,17 @@ def test_what_is_a_softmax_alone_says_so():
         tangent._require_attention(layer_of(parts.kinds[1], jnp.array(0)), X, GRID)
     with pytest.raises(ValueError, match=r"got \[1, 2\] of each kind, expected \[2, 1\]"):
         LayersByKind(FLOW.layers.kinds[::-1], ORDER)
+
+
+def test_results_of_each_kind_are_put_in_the_layers_order():
+    """A layer of the second kind, two of the first, another of each."""
+    layer = random_flow(depth=1).layers
+    first, second = (jax.tree.map(partial(jnp.repeat, repeats=n, axis=0), layer) for n in (3, 2))
+    flow = replace(FLOW, layers=LayersByKind((first, second), (1, 0, 0, 1, 0)))
+    results = jnp.array([[1.0], [2.0], [4.0]]), jnp.array([[0.0], [3.0]])
+    assert flow.in_order(results).tolist() == [[0.0], [1.0], [2.0], [3.0], [4.0]]
+    alone = replace(FLOW, layers=first)
+    assert alone.in_order(results[:1]).tolist() == [[1.0], [2.0], [4.0]]
 
 
 @pytest.mark.slow

@@ -83,6 +83,11 @@ def with_flow(**changes):
     return eqx.tree_at(lambda model: model.flow, MODEL, replace(MODEL.flow, **changes))
 
 
+def test_none_is_shared_where_positions_depend_on_the_length(monkeypatch):
+    monkeypatch.setattr(models.CausalLM, "same_rope", lambda self, one, other: one == other)
+    assert shared_texts(MODEL, FIVE) == [None] * 5
+
+
 def test_none_is_shared_where_nothing_is_kept_or_places_are_few():
     assert shared_texts(with_flow(step=heun), FIVE) == [None] * 5
     assert shared_texts(byte_network(34, depth=2), FIVE) == [SAME] * 5, "18 and 16 places"
