@@ -17,7 +17,7 @@ DOCS = HERE.parent / "docs"
 PAGES = DOCS / "speed.md", HERE.parent / "README.md"
 FILES = (
     "speed-amd speed-amd-avx2 speed-intel thunks-amd thunks-intel scaling-amd scaling-intel "
-    "real_peer sizes questions"
+    "real_peer sizes questions questions-different"
 )
 JOBS = {
     "influence": "influence",
