@@ -449,9 +449,9 @@ over prompts.
 
 {tables}
 Informed ablations are the mask gradient and texts that a Hadamard matrix chooses, by a regression
-that is shrunk towards the former; "designed texts alone" is shrunk towards zero. How far at most
-was chosen on four other prompts of forty keys, where without a limit all of them were the mask
-gradient again.{below}
+that is shrunk towards the former, the more the less the gradient says of a part; "designed texts
+alone" is shrunk towards zero. By which rule was chosen on eight other prompts of forty keys and
+eight of sentences.{below}
 
 ContextCite is a Lasso on texts that keep each part by the toss of a coin.
 KernelSHAP and ProxySPEX are of the package shapiq; where the latter fails on a prompt, that is left

@@ -14,6 +14,7 @@ from lim_jax.attribution.method import Run
 from lim_jax.attribution.methods import informed, mask_gradient
 from lim_jax.attribution.methods.method_table import method_named
 from lim_jax.attribution.segments import answer_segments, context_segments, whole_answer
+from lim_jax.attribution.shrunk_regression import STRENGTHS
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.language_model import LanguageModel
 from lim_jax.prompts.contexts import tokenize_context
@@ -74,8 +75,8 @@ def log_odds(model):
 @pytest.mark.slow
 def test_scores_lie_between_effects_in_all_sets_and_the_mask_gradient(model, score, log_odds):
     """Of three documents all eight sets are read: columns are orthogonal, so that each score is a
-    mean, of one weight for all, of the document's effect over the sets and of its mask gradient,
-    scaled to these effects by least squares."""
+    mean of the document's effect over the sets and of its mask gradient, scaled to these effects by
+    least squares. The effect counts the more the larger the gradient is."""
     answer = answer_segments(CONTEXT, None, "token")
     scores = score(16, answer=answer)
     known = mask_gradient.METHOD.scores(model, CONTEXT, answer, scores.parts, LOSS, Run())
@@ -87,11 +88,19 @@ def test_scores_lie_between_effects_in_all_sets_and_the_mask_gradient(model, sco
             ]
         )
         prior = known.by_part[row, :3]
-        slope = prior @ effects / (prior @ prior)
-        scaled = max(slope, 0) * prior
-        weights = (scores.by_part[row, :3] - scaled) / (effects - scaled)
-        np.testing.assert_allclose(weights, weights[0], rtol=1e-6)
-        assert 0 < weights[0] <= 1
+        unknown = (np.abs(prior) / np.abs(prior).mean() + 1) / 2
+        expected = []
+        for strength in STRENGTHS:
+            # Each effect is known to half of the noise's variance: eight texts, of a half each.
+            spread = unknown + strength / 2
+            slope = np.sum(prior * effects / spread) / np.sum(prior**2 / spread)
+            if slope < 0:  # then nothing is known before, and all are as unknown
+                expected.append(effects / (1 + strength / 2))
+            else:
+                weights = unknown / spread
+                expected.append(weights * effects + (1 - weights) * slope * prior)
+        found = scores.by_part[row, :3]
+        assert min(np.abs(found - each).max() for each in expected) < 1e-9 * np.abs(found).max()
         assert (scores.errors[row, :3] > 0).all()
 
 

@@ -14,14 +14,21 @@ PRIOR = np.array([0.9, -0.2, 0.2, -0.1, 0.4])
 VALUES = -3 + KEPT @ EFFECTS + 0.3 * RNG.normal(size=TEXTS)
 
 
+def relative_variances(prior):
+    """Half of each size over their mean, and a half."""
+    mean = sum(map(abs, prior.tolist())) / len(prior)
+    return np.array([(abs(size) / mean + 1) / 2 for size in prior.tolist()])
+
+
 def dense_posterior(kept, values, prior, strength, *, flat=1e6):
     """The posterior of a joint normal distribution of a, c and the coefficients' rest.
 
-    A prior of variance `flat` on a and c stands for none; variances are in units of the noise's.
+    Of the rest the variances are in proportion to the sizes of `prior` and their mean. A prior
+    of variance `flat` on a and c stands for none; variances are in units of the noise's.
     """
     x = np.where(kept, 0.5, -0.5)
     columns = np.concatenate([np.ones((len(x), 1)), (x @ prior)[:, None], x], axis=1)
-    variances = np.diag([flat, flat, *np.full(len(prior), 1 / strength)])
+    variances = np.diag([flat, flat, *relative_variances(prior) / strength])
     gain = variances @ columns.T @ np.linalg.inv(columns @ variances @ columns.T + np.eye(len(x)))
     mean = gain @ values
     covariance = variances - gain @ columns @ variances
@@ -44,7 +51,8 @@ def noise_variance(kept, values, prior, strength):
     """The generalised least squares' residual, over texts less what was estimated."""
     x = np.where(kept, 0.5, -0.5)
     fixed = np.stack([np.ones(len(x)), x @ prior], axis=1)
-    lower = np.linalg.cholesky(np.eye(len(x)) + x @ x.T / strength)
+    unknown = x @ np.diag(relative_variances(prior)) @ x.T
+    lower = np.linalg.cholesky(np.eye(len(x)) + unknown / strength)
     whitened = np.linalg.solve(lower, np.concatenate([fixed, values[:, None]], axis=1))
     residual = np.linalg.lstsq(whitened[:, :2], whitened[:, 2], rcond=None)[1]
     return float(residual[0]) / (len(x) - 2)
@@ -76,6 +84,18 @@ def test_scores_known_before_that_point_the_other_way_are_not_used():
     assert np.corrcoef(nothing.scores, EFFECTS)[0, 1] > 0.8
 
 
+def test_where_nothing_is_known_all_coefficients_are_as_unknown():
+    """Ridge regression, whose strength is the one that leaves texts out best."""
+    fit = shrunk_regression(KEPT, VALUES, np.zeros(PARTS))
+    x = np.where(KEPT, 0.5, -0.5)
+    centred = x - x.mean(axis=0)
+    ridges = [
+        np.linalg.solve(centred.T @ centred + strength * np.eye(PARTS), centred.T @ VALUES)
+        for strength in shrunk.STRENGTHS
+    ]
+    assert min(np.abs(fit.scores - ridge).max() for ridge in ridges) < 1e-9
+
+
 def test_exact_scores_known_before_leave_only_their_scale_to_be_found():
     """Of values that follow the known scores the scores are three times those known."""
     kept = np.array([[True, True, False], [False, True, False], [True, False, True]])
@@ -92,7 +112,7 @@ def test_nine_in_ten_true_effects_are_within_the_errors_that_are_said():
     for _ in range(200):
         kept = rng.integers(2, size=(24, 12)).astype(bool)
         known = rng.normal(size=12)
-        effects = 2 * known + 0.5 * rng.normal(size=12)
+        effects = 2 * known + 0.5 * np.sqrt(relative_variances(known)) * rng.normal(size=12)
         values = kept @ effects + 0.4 * rng.normal(size=24)
         fit = shrunk_regression(kept, values, known)
         within.append(np.abs(fit.scores - effects)[:, None] < np.outer(fit.errors, [1, 2]))
