@@ -68,15 +68,15 @@ def test_ids_of_another_part_are_not_shared():
 
 
 def test_sizes_serve_every_context_of_all_groups():
-    """The longest rest is of 21 ids, so that 32 are read; 18 and these, or 34 and an answer's."""
+    """The longest rest is of 21 ids, so that 32 are read; after 18, and after 9 with an answer."""
     long = reading(SAME + "Why?", more=17)
-    others = [reading("A tower. " + end, answer=34) for end in "abcdef"]
+    others = [reading("A tower. " + end, answer=40) for end in "abcdef"]
     first, *_, last = common_prefixes(MODEL, [long, *FIVE, *others])
     assert first is not None and last is not None
     assert (first.contexts, last.contexts) == (range(6), range(6, 12))
     assert (first.rest, last.rest) == (32, 32)
-    assert (len(first.rows), first.size) == (18, 64), "50 and 45 places have one program"
-    assert (len(last.rows), last.size) == (9, 48)
+    assert (len(first.rows), first.size) == (18, 64), "50 places"
+    assert (len(last.rows), last.size) == (9, 64), "51 places, where 41 would be 48"
 
 
 def with_flow(**changes):
