@@ -7,13 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference.networks import byte_network
+from reference.hybrids import hybrid_flow
+from reference.networks import WIDTH, byte_network, randomised
 
 from lim_jax import models
 from lim_jax._digest import digest
 from lim_jax.models import shared_prefix
 from lim_jax.models.shared_prefix import Reading, common_prefixes, prefix_reader, read_prefix
 from lim_jax.network import heun
+from lim_jax.network.kv_cache import has_kv_cache
 from lim_jax.weights import FetchedLayers, LayerSource
 
 MODEL = byte_network(64, depth=2, seed=3)
@@ -79,6 +81,10 @@ def test_sizes_serve_every_context_of_all_groups():
     assert (len(last.rows), last.size) == (9, 64), "51 places, where 41 would be 48"
 
 
+def layer_of_host(number):
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[number], MODEL.flow.layers)
+
+
 def with_flow(**changes):
     return eqx.tree_at(lambda model: model.flow, MODEL, replace(MODEL.flow, **changes))
 
@@ -93,8 +99,9 @@ def test_none_is_shared_where_nothing_is_kept_or_places_are_few():
     assert shared_texts(byte_network(34, depth=2), FIVE) == [SAME] * 5, "18 and 16 places"
     assert shared_texts(byte_network(33, depth=2), FIVE) == [None] * 5
     assert shared_texts(replace(MODEL, trained=33), FIVE) == [None] * 5
-    source = LayerSource(lambda number: None, MODEL.flow.depth)
-    assert shared_texts(with_flow(layers=FetchedLayers(jnp.zeros(1), source)), FIVE) == [None] * 5
+    source = LayerSource(layer_of_host, MODEL.flow.depth)
+    fetched = with_flow(layers=FetchedLayers(jnp.zeros(1), source))
+    assert has_kv_cache(fetched.flow) and shared_texts(fetched, FIVE) == [None] * 5
     assert shared_texts(MODEL, []) == []
 
 
@@ -162,31 +169,43 @@ PROMPTS = [np.frombuffer(f"{SAME}{end}".encode(), np.uint8).astype(np.int32)
            for end in ("Why?", "Who built it?", "Hm", "Wh", "By whom?")]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def prefix():
+def prefix_of_prompts(model):
     """What the prompts share, with places for answers of seven ids."""
     readings = [
         Reading(np.stack([ids[:-1], np.full_like(ids[:-1], -1)], axis=1), len(ids), len(ids) + 6)
         for ids in PROMPTS
     ]
-    return prefix_reader(MODEL, readings)(0)
+    return prefix_reader(model, readings)(0)
+
+
+@pytest.fixture(scope="module")
+def prefix():
+    return prefix_of_prompts(MODEL)
+
+
+def hybrid_model():
+    """Attention beside Mamba-2, then convolutions: what they keep is of the prefix alone."""
+    shape = jax.ShapeDtypeStruct((256, WIDTH), float)
+    return models.CausalLM(randomised(shape, 1), None, hybrid_flow(), eqx.nn.Identity())
 
 
 @pytest.mark.slow
-def test_answers_after_a_prefix_are_those_after_the_whole(prefix):
+@pytest.mark.parametrize("model", [MODEL, hybrid_model()], ids=["attention", "hybrid"])
+def test_answers_after_a_prefix_are_those_after_the_whole(model):
     """Unequal prompts, one of which has two ids more; each answer's ids are the likeliest."""
+    prefix = prefix_of_prompts(model)
     logits = eqx.filter_jit(models.CausalLM.logits)
     answers = set()
     for ids in PROMPTS:
-        answered = np.asarray(models.answer(MODEL, ids, tokens=7, prefix=prefix))
+        answered = np.asarray(models.answer(model, ids, tokens=7, prefix=prefix))
         row = np.pad(np.concatenate([ids, answered]), (0, 48 - len(ids) - 7))
-        expected = np.argmax(logits(MODEL, jax.device_put(row)), axis=1)
+        expected = np.argmax(logits(model, jax.device_put(row)), axis=1)
         np.testing.assert_array_equal(answered, expected[len(ids) - 1 : len(ids) + 6])
         answers.add(answered.tobytes())
     assert len(answers) > 1, "of one answer a wrong prompt would not be seen"
-    whole = np.asarray(models.answer(MODEL, PROMPTS[1], tokens=7))
+    whole = np.asarray(models.answer(model, PROMPTS[1], tokens=7))
     end = whole[3].item()
-    cut = models.answer(MODEL, PROMPTS[1], tokens=7, end=[end], prefix=prefix)
+    cut = models.answer(model, PROMPTS[1], tokens=7, end=[end], prefix=prefix)
     assert cut.tolist() == whole[: whole.tolist().index(end) + 1].tolist()
 
 
