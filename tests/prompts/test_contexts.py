@@ -14,6 +14,7 @@ from tokenizers.models import BPE, Unigram
 from tokenizers.pre_tokenizers import ByteLevel, Metaspace
 from tokenizers.processors import TemplateProcessing
 
+from lim_jax import models
 from lim_jax.checkpoints.text import ChatTemplate
 from lim_jax.models import LanguageModel, byte_model
 from lim_jax.prompts import (
@@ -249,6 +250,34 @@ def test_prompts_are_padded_as_the_longest_of_their_program(answering):
     assert answering.padded == [96, 96, 384]
     generate_answers([prompts[1], prompts[1]], answering.model, tokens=5)
     assert answering.padded[3:] == [80, 80]
+
+
+@pytest.mark.slow
+def test_prompts_that_begin_alike_are_answered_after_what_they_share(monkeypatch):
+    """One prompt is all that the others begin with: its last id is read for it, and not shared.
+
+    Answers of forty ids after 22 need 61 places.
+    """
+    begins = "The tower is old. "
+    prompts = [
+        tokenize_prompt(RenderedPrompt(begins + end)) for end in ("Why?", "", "Who", "When", "I")
+    ]
+    network = byte_model(64, width=4, depth=1, key=jax.random.key(0))
+    shared = []
+
+    def answer(network, ids, tokens, end, padding, prefix):
+        shared.append(prefix)
+        return models.answer(network, ids, tokens, end, padding=padding)
+
+    monkeypatch.setattr(own_answers, "answer", answer)
+    expected = generate_answers(prompts, LanguageModel(network), tokens=40)
+    assert all(prefix is shared[0] for prefix in shared)
+    assert int(shared[0].length) == 17 and shared[0].size == 64 and shared[0].log_weights is None
+    assert bytes(shared[0].ids[:17].tolist()).decode() == begins[:-1]
+    monkeypatch.setattr(own_answers, "answer", models.answer)
+    answered = generate_answers(prompts, LanguageModel(network), tokens=40)
+    for context, whole in zip(answered, expected, strict=True):
+        np.testing.assert_array_equal(context.window, whole.window)
 
 
 @pytest.mark.parametrize("other", ["model", "prompts", "tokens", "ends"])
