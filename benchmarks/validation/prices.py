@@ -450,7 +450,7 @@ over prompts.
 {tables}
 Informed ablations are the mask gradient and texts that a Hadamard matrix chooses, by a regression
 that is shrunk towards the former, the more the less the gradient says of a part; "designed texts
-alone" is shrunk towards zero. By which rule was chosen on eight other prompts of forty keys and
+alone" is shrunk towards zero. The rule was chosen on eight other prompts of forty keys and
 eight of sentences.{below}
 
 ContextCite is a Lasso on texts that keep each part by the toss of a coin.

@@ -35,6 +35,7 @@ from lim_jax.models.shared_prefix import (
     PrefixOf,
     Reading,
     ReadPrefix,
+    log_weights_of_parts,
     pass_rest,
     prefix_reader,
     weigh_parts,
@@ -126,8 +127,7 @@ def with_documents_at(
     `parts` has the number of each token's document, and below zero for none, which keeps its
     weight.
     """
-    log_weights = jnp.where(parts >= 0, log_weight, 0).astype(x.dtype)
-    return y._replace(log_weights=log_weights, parts=parts)
+    return y._replace(log_weights=log_weights_of_parts(log_weight, parts, x.dtype), parts=parts)
 
 
 def answer_mask_gradient(loss: Loss, model: CausalLM, x: State, y: Targets | Contrast) -> Tokens:
@@ -169,7 +169,7 @@ def _losses_after(
     y: Targets,
     parts: Int[Array, " length"],
 ) -> Float[Array, "2 rows"]:
-    """Compute the same losses after a prefix that was read at both weights."""
+    """Do as `_losses_at_ends` after a prefix that was read at both weights."""
     assert isinstance(loss.loss, LossOfLogits) and y.positions is not None
     loss_of_logits = loss.loss
     # Queries that fill up the arrays are at the first place, and have no weight.
@@ -199,14 +199,14 @@ def _gradients_at(
 
     def at(log_weight: Float[Array, ""]) -> Float[Array, "_ length"]:
         """Compute the rows' gradients with a log weight on the documents."""
-        targets = with_documents_at(log_weight, x, y, parts)
         if batches is None:
+            targets = with_documents_at(log_weight, x, y, parts)
             return answer_mask_gradient(loss.loss, model, x, targets)[None]
-        assert isinstance(loss.loss, LossOfLogits) and isinstance(targets, Targets)
+        assert isinstance(loss.loss, LossOfLogits) and isinstance(y, Targets)
         grid = weigh_parts(token_grid(len(ids), x.dtype), log_weight, parts)
         _, states = model.flow.trajectory(x, grid)
         forward = Forward(states[:-1], states[-1], grid)
-        return _gradients_of_rows(batches, loss.loss, model, forward, targets)
+        return _gradients_of_rows(batches, loss.loss, model, forward, y)
 
     return -jnp.moveaxis(jax.lax.map(at, log_weights), -1, 0)
 
@@ -220,7 +220,7 @@ def _gradients_after(
     y: Targets,
     parts: Int[Array, " length"],
 ) -> Float[Array, "length nodes _"]:
-    """Return the same gradients, after a prefix that was read at each log weight."""
+    """Do as `_gradients_at` after a prefix that was read at each log weight."""
     assert isinstance(loss.loss, LossOfLogits)
     loss_of_logits = loss.loss
 
@@ -233,8 +233,7 @@ def _gradients_after(
         # The loss reads the last states of the rest alone.
         last = put(jnp.zeros_like(states[0]), rest.state, axis=0)
         forward = Forward(put(states, rest.states, axis=1), last, grid)
-        targets = y._replace(log_weights=grid.log_weights, parts=parts)
-        return _gradients_of_rows(batches, loss_of_logits, model, forward, targets)
+        return _gradients_of_rows(batches, loss_of_logits, model, forward, y)
 
     assert prefix.states is not None
     nodes = prefix.log_weights, prefix.caches, prefix.states

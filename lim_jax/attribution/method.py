@@ -57,7 +57,8 @@ class Run(NamedTuple):
     """How a computation goes on: a folder that keeps what is finished, and a bar as tqdm's.
 
     `padding` is that of contexts, where it is not `ids.padded_length`. ``prefix(log_weights)``
-    returns what a context begins with, if the model reads that once for several of them.
+    returns what a context begins with, if the model reads that once for several of them, and None
+    else; with ``keep_states=True`` it has the states that derivatives need.
     """
 
     checkpoint: Path | None = None

@@ -218,11 +218,11 @@ def _require_prefix(prefix: ReadPrefix, ids: Int[np.ndarray, " ids"], tokens: in
     fits = 0 < rest <= prefix.rest and len(ids) + tokens - 1 <= prefix.size
     got = "ids that begin otherwise"
     if begins:
-        got = f"{len(ids)} ids and an answer of {tokens} after a prefix of {length}"
+        got = f"{rest} ids after it and an answer of {tokens}"
     require(
         begins and fits,
         "prefix",
         got=got,
-        expected=f"its ids, 1 to {prefix.rest} more, and {prefix.size} places at most",
+        expected=f"its {length} ids, 1 to {prefix.rest} more, and {prefix.size} places at most",
         cure="Take the one that common_prefixes names for this context.",
     )

@@ -136,7 +136,8 @@ def common_prefixes(model: CausalLM, readings: Sequence[Reading]) -> list[Common
         max(len(group.rows) + rest, *(readings[number].places for number in group.contexts))
         for group in groups
     ]
-    padding = fitted_padding(np.repeat(places, CONTEXTS).tolist())  # a program is of many contexts
+    # It fits lengths that several contexts have, as those of a group do.
+    padding = fitted_padding(np.repeat(places, CONTEXTS).tolist())
     for (contexts, rows, _), most in zip(groups, places, strict=True):
         size = padded_size(model, most, padding)
         if size <= known_length(model) and model.same_rope(len(rows), size):
@@ -198,7 +199,14 @@ def read_prefix(
 
 def weigh_parts(grid: CellGrid, log_weight: Float[Array, ""], parts: Int[Array, " _"]) -> CellGrid:
     """Weigh all parts of a context alike; each reads itself as before."""
-    return grid.weighted(jnp.where(parts >= 0, log_weight, 0).astype(grid.weights.dtype), parts)
+    return grid.weighted(log_weights_of_parts(log_weight, parts, grid.weights.dtype), parts)
+
+
+def log_weights_of_parts(
+    log_weight: Float[Array, ""] | float, parts: Int[Array, " length"], dtype: Any
+) -> Float[Array, " length"]:
+    """Return a log weight for each token: that of all parts, and zero for a token of no part."""
+    return jnp.where(parts >= 0, log_weight, 0).astype(dtype)
 
 
 def pass_rest(

@@ -23,7 +23,6 @@ from lim_jax.prompts.documents import RenderedPrompt
 
 MODEL = jax.tree.map(lambda leaf: 2 * leaf, byte_network(96, depth=2, seed=3))
 SAME = "Wren é. Mr. X sang.\n\n"  # of the first document, in bytes one more
-LENGTH = 96
 
 
 def context(second, question, answer, first=SAME):

@@ -213,9 +213,9 @@ def test_answers_after_a_prefix_are_those_after_the_whole(model):
     ("ids", "tokens", "message"),
     [
         (PROMPTS[0] + (np.arange(22) == 17), 7, "prefix: got ids that begin otherwise, expected"),
-        (PROMPTS[0][:18], 7, "got 18 ids and an answer of 7 after a prefix of 18, expected its"),
-        (np.resize(PROMPTS[0], 35), 7, "got 35 ids .* expected its ids, 1 to 16 more, and 48"),
-        (np.resize(PROMPTS[0], 34), 16, "got 34 ids and an answer of 16"),
+        (PROMPTS[0][:18], 7, "got 0 ids after it and an answer of 7, expected its 18"),
+        (np.resize(PROMPTS[0], 35), 7, "got 17 ids after it .* 1 to 16 more, and 48 places"),
+        (np.resize(PROMPTS[0], 34), 16, "got 16 ids after it and an answer of 16"),
     ],
 )
 def test_ids_that_do_not_fit_a_prefix_are_refused(prefix, ids, tokens, message):
