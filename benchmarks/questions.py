@@ -7,11 +7,13 @@ Beside us is a loop in PyTorch, that is transformers' Llama with its cache, fuse
 mask is differentiated, and no padding; and one that reads the documents once too, and keeps its
 cache of them for answers and for what documents give. PyTorch's MKL is allowed the widest vectors,
 which it does not use on an AMD processor by itself. ``--different`` lays the documents out in
-another order for each question, so that nothing is shared.
+another order for each question, so that nothing is shared. With another ``--method`` ours is timed
+alone.
 
 All take turns with all questions, each with one thread; times are seconds of the processor. Answers
 and scores are compared. In our first turn programs are compiled, and counted. Rows go into
-``results/questions.json`` or ``results/questions-different.json``, a row for each question.
+``results/questions.json`` or ``results/questions-different.json``, a row for each question; those
+of another method into ``--out`` if that is given.
 """
 
 import argparse
@@ -24,7 +26,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 import math
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,8 +40,9 @@ from tqdm import tqdm
 
 from lim_jax.attribution.mask_gradients import LEAST
 from lim_jax.attribution.mean_scores import score_contexts
-from lim_jax.attribution.method import Run
+from lim_jax.attribution.method import Run, Scores
 from lim_jax.attribution.methods.mask_gradient import LENGTH, WEIGHT
+from lim_jax.attribution.methods.method_table import GRADIENT, METHODS
 from lim_jax.attribution.questions import question_line
 from lim_jax.attribution.segments import document_numbers
 from lim_jax.models import LanguageModel
@@ -113,26 +116,24 @@ class Clock:
 
 
 class Asked(NamedTuple):
-    """Contexts with their answers, scores of their tokens, what all documents give, and clocks."""
+    """Contexts with their answers, their scores, and what each took."""
 
     contexts: list[Context]
-    scores: list[np.ndarray]
-    effects: list[float]
+    scores: Sequence[Scores]
     steps: list[tuple[float, int]]
 
 
-def ours(model: LanguageModel, prompts: list[Any], compiled: list[float]) -> Asked:
-    """Let the model answer the prompts, and score each by one mask gradient."""
+def ours(model: LanguageModel, prompts: list[Any], method: str, compiled: list[float]) -> Asked:
+    """Let the model answer the prompts, and score each by a method."""
     answering, scoring = Clock(compiled), Clock(compiled)
     contexts = generate_answers(prompts, model, "margin", tokens=TOKENS, progress=answering)
     run = Run(bar=scoring)
-    scored = score_contexts(model.network, contexts, "margin", "mask-gradient", run).scores
+    scored = score_contexts(model.network, contexts, "margin", method, run).scores
     steps = [
         (one[0] + other[0], one[1] + other[1])
         for one, other in zip(answering.steps, scoring.steps, strict=True)
     ]
-    effects = [float(np.sum(np.asarray(scores.total_effect))) for scores in scored]
-    return Asked(contexts, [np.asarray(scores.tokens) for scores in scored], effects, steps)
+    return Asked(contexts, scored, steps)
 
 
 class Peer:
@@ -291,6 +292,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=100, choices=range(1, 109), metavar="N")
     parser.add_argument("--repeats", type=int, default=2, help="turns; the first one compiles")
     parser.add_argument("--different", action="store_true", help="documents in other orders")
+    parser.add_argument("--method", choices=METHODS, default=GRADIENT)
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     if "LD_PRELOAD" not in os.environ:  # it is read as a process starts
@@ -314,32 +316,40 @@ def main() -> None:
     peers = {"torch": Peer(network, model.end_ids)}
     if not options.different:
         peers["torch, shared"] = SharingPeer(network, model.end_ids)
+    if options.method != GRADIENT:
+        peers = {}
     asked = prompts(model, options.questions, different=options.different)
     rows: list[dict[str, Any]] = [{"question": number} for number in range(len(asked))]
     seconds: dict[str, list[list[float]]] = {side: [] for side in ("lim_jax", *peers)}
     for turn in tqdm(range(options.repeats), unit="turn"):
-        result = ours(model, asked, compiled)
+        result = ours(model, asked, options.method, compiled)
         seconds["lim_jax"].append([of_question for of_question, _ in result.steps])
+        for row, context, (_, programs) in zip(rows, result.contexts, result.steps, strict=True):
+            if turn == 0:
+                row |= {"tokens": context.length, "answer": int((context.weights > 0).sum())}
+                row |= {"programs": programs}
         for side, peer in peers.items():
             answers, scored, of_side = theirs(peer, asked, result.contexts)
             seconds[side].append(of_side)
             for row, answer, (scores, effect), *our in zip(
-                rows, answers, scored, asked, *result, strict=True
+                rows, answers, scored, asked, result.contexts, result.scores, strict=True
             ):
-                prompt, context, our_scores, our_effect, (_, programs) = our
-                difference = np.abs(scores - our_scores).max() / np.abs(our_scores).max()
-                assert difference < CLOSE and abs(effect - our_effect) < CLOSE, difference
+                prompt, context, our_scores = our
+                assert our_scores.tokens is not None and our_scores.total_effect is not None
+                largest = np.abs(our_scores.tokens).max()
+                difference = np.abs(scores - our_scores.tokens).max() / largest
+                assert difference < CLOSE, difference
+                assert abs(effect - our_scores.total_effect.sum()) < CLOSE
                 same = bool(np.array_equal(answer, context.window[prompt.length :]))
-                if turn == 0:
-                    row |= {"tokens": context.length, "answer": int((context.weights > 0).sum())}
-                    row |= {"same answer": same and row.get("same answer", True)}
-                    row |= {"programs": programs}
+                row["same answer"] = same and row.get("same answer", True)
     row_seconds = {side: np.median(turns[1:], axis=0) for side, turns in seconds.items()}
     for number, row in enumerate(rows):
         row["seconds"] = {side: float(of_side[number]) for side, of_side in row_seconds.items()}
-    keep(options.out or RESULTS / name, rows, ("question",), torch=torch.__version__)
+    if peers or options.out:
+        keep(options.out or RESULTS / name, rows, ("question",), torch=torch.__version__)
     print(f"programs, question by question: {[row['programs'] for row in rows]}")
-    print(f"answers alike: {sum(row['same answer'] for row in rows)} of {len(rows)}")
+    if peers:
+        print(f"answers alike: {sum(row['same answer'] for row in rows)} of {len(rows)}")
     for side, of_side in row_seconds.items():
         print(f"{side}: {60 / of_side.mean():.1f} questions a minute of one core, compiled before")
         ratios = of_side / row_seconds["lim_jax"]

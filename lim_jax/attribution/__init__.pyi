@@ -16,6 +16,7 @@ from . import parts as parts
 from . import profile_run as profile_run
 from . import questions as questions
 from . import segments as segments
+from . import shared_contexts as shared_contexts
 from . import shrunk_regression as shrunk_regression
 from . import signed_profile as signed_profile
 from . import support as support

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax.adjoint.sites import reads_by_softmax
 from lim_jax.attribution.answer_losses import (
     answer_rows,
     cut_rows,
@@ -24,7 +23,7 @@ from lim_jax.attribution.answer_losses import (
     with_query_weights,
 )
 from lim_jax.attribution.gradients import Tokens
-from lim_jax.attribution.method import Run, no_prefix, run_options
+from lim_jax.attribution.method import Run, run_options
 from lim_jax.attribution.segments import SINK, Segment, document_numbers
 from lim_jax.density.adjoints import Loss, LossOfIds
 from lim_jax.grid.cells import CellGrid, token_grid
@@ -32,12 +31,9 @@ from lim_jax.models.causal import CausalLM, LossOfLogits, Targets
 from lim_jax.models.foils import Contrast
 from lim_jax.models.ids import scores_of_ids
 from lim_jax.models.shared_prefix import (
-    PrefixOf,
-    Reading,
     ReadPrefix,
     log_weights_of_parts,
     pass_rest,
-    prefix_reader,
     weigh_parts,
 )
 from lim_jax.network.kv_cache import Caches
@@ -106,16 +102,6 @@ def losses_at_ends(
     return ends
 
 
-def shared_prefixes(model: CausalLM, contexts: Sequence[Context]) -> PrefixOf:
-    """Return a function from a context's number to what it shares with those beside it, if it does.
-
-    What it shares are ids and documents, which are read at any weights of all documents.
-    """
-    if not reads_by_softmax(model.flow):  # weights reach a memory when it is written, not later
-        return no_prefix
-    return prefix_reader(model, list(map(_reading, contexts)))
-
-
 def with_documents_at(
     log_weight: Float[Array, ""] | float,
     x: State,
@@ -133,13 +119,6 @@ def with_documents_at(
 def answer_mask_gradient(loss: Loss, model: CausalLM, x: State, y: Targets | Contrast) -> Tokens:
     """Return the derivative of the whole answer's loss in the log weights that `y` has."""
     return jax.grad(lambda u: loss(model, x, y._replace(log_weights=u)))(y.log_weights)
-
-
-def _reading(context: Context) -> Reading:
-    """Return what is read of a context; to share it others need its ids and its documents."""
-    asked = np.flatnonzero(context.weights)
-    rows = np.stack([context.window[:-1], document_numbers(context)], axis=1)
-    return Reading(rows[: asked[0]], context.length, context.length)
 
 
 def _losses_at_ends(
@@ -170,10 +149,9 @@ def _losses_after(
     parts: Int[Array, " length"],
 ) -> Float[Array, "2 rows"]:
     """Do as `_losses_at_ends` after a prefix that was read at both weights."""
-    assert isinstance(loss.loss, LossOfLogits) and y.positions is not None
+    assert isinstance(loss.loss, LossOfLogits)
     loss_of_logits = loss.loss
-    # Queries that fill up the arrays are at the first place, and have no weight.
-    targets = y._replace(positions=jnp.maximum(y.positions - prefix.length, 0))
+    targets = prefix.targets_of_rest(y)
 
     def at(end: tuple[Float[Array, ""], Caches]) -> Float[Array, " rows"]:
         """Compute the rows' losses with a log weight on the documents."""

@@ -8,12 +8,12 @@ import numpy as np
 from jaxtyping import Float
 
 from lim_jax._checks import require
-from lim_jax.attribution.mask_gradients import shared_prefixes
 from lim_jax.attribution.method import Cost, Run, Scores
 from lim_jax.attribution.methods.method_table import method_named
 from lim_jax.attribution.parts import UNNAMED, is_document, mean_shares, scores_by_context
 from lim_jax.attribution.profile_run import no_bar
 from lim_jax.attribution.segments import context_segments, whole_answer
+from lim_jax.attribution.shared_contexts import shared_prefixes, shared_texts
 from lim_jax.models import CausalLM
 from lim_jax.models.ids import fitted_padding
 from lim_jax.models.loss_kinds import LossName, loss_kind
@@ -72,11 +72,13 @@ def score_contexts(
     score = method_named(method).scores
     run = run._replace(padding=fitted_padding(context.length for context in contexts))
     prefix_of = shared_prefixes(network, contexts)
+    texts_of = shared_texts(network, contexts)
     rows = []
     for number in run.bar(range(len(contexts)), desc=method, unit="context"):
         context = contexts[number]
-        prefix = partial(prefix_of, number)
-        context_run = run.within(f"{number}")._replace(bar=no_bar, prefix=prefix)
+        context_run = run.within(f"{number}")._replace(
+            bar=no_bar, prefix=partial(prefix_of, number), texts=partial(texts_of, number)
+        )
         cut = [whole_answer(context)], context_segments(context)
         rows.append(score(network, context, *cut, loss_kind(loss).loss, context_run))
     return ScoresOfContexts(method, contexts, rows, mean_scores_of_parts(contexts, rows))

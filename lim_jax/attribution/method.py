@@ -16,7 +16,7 @@ from lim_jax.attribution.together import Together
 from lim_jax.density.adjoints import Loss
 from lim_jax.models.causal import CausalLM
 from lim_jax.models.ids import Padding
-from lim_jax.models.shared_prefix import ReadPrefix
+from lim_jax.models.shared_prefix import Kept, ReadPrefix
 from lim_jax.prompts.contexts import Context
 
 ALL_PARTS: tuple[AnswerParts, ...] = ("answer", "sentence", "token")
@@ -58,13 +58,15 @@ class Run(NamedTuple):
 
     `padding` is that of contexts, where it is not `ids.padded_length`. ``prefix(log_weights)``
     returns what a context begins with, if the model reads that once for several of them, and None
-    else; with ``keep_states=True`` it has the states that derivatives need.
+    else; with ``keep_states=True`` it has the states that derivatives need. ``texts(kept)`` returns
+    the same of texts that keep some of the context's places, a row for each.
     """
 
     checkpoint: Path | None = None
     bar: Bar = no_bar
     padding: Padding | None = None
     prefix: Callable[..., ReadPrefix | None] = no_prefix
+    texts: Callable[[Kept], ReadPrefix | None] = no_prefix
 
     def within(self, name: str) -> "Run":
         """Return the run with the subfolder `name` of its folder."""

@@ -8,14 +8,16 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from lim_jax._checks import require
-from lim_jax.attribution.answer_losses import answer_rows, losses_of_rows
+from lim_jax.attribution.answer_losses import answer_rows, losses_of_rows, losses_of_state
 from lim_jax.attribution.method import Run
 from lim_jax.attribution.parts import windows_and_ask
 from lim_jax.attribution.segments import Segment
 from lim_jax.density.adjoints import Loss, LossOfIds
-from lim_jax.models.causal import CausalLM, Targets
+from lim_jax.grid.cells import token_grid
+from lim_jax.models.causal import CausalLM, LossOfLogits, Targets
 from lim_jax.models.foils import Contrast
 from lim_jax.models.ids import scores_of_ids
+from lim_jax.models.shared_prefix import ReadPrefix, pass_rest
 from lim_jax.prompts.contexts import Context, Span
 
 Masks = Bool[np.ndarray, "texts parts"]
@@ -28,11 +30,7 @@ def without_parts(
 
     What is left closes up, and named parts are those of what is left.
     """
-    first = int(np.flatnonzero(context.weights)[0])
-    stays = np.ones(context.length, bool)
-    for number in np.flatnonzero(~mask).tolist():
-        stays[parts[number].positions] = False
-    stays[first:] = True
+    stays = _places_kept(context, parts, mask)
     moved = np.cumsum(stays) - 1
     spans = []
     for span in context.spans:
@@ -49,6 +47,17 @@ def without_parts(
         spans=tuple(span for span in spans if span.positions.size),
         contrast=contrast,
     )
+
+
+def _places_kept(
+    context: Context, parts: Sequence[Segment], mask: Bool[np.ndarray, " parts"]
+) -> Bool[np.ndarray, " length"]:
+    """Tell which places of a context stay without the parts that are not kept."""
+    stays = np.ones(context.length, bool)
+    for number in np.flatnonzero(~mask).tolist():
+        stays[parts[number].positions] = False
+    stays[int(np.flatnonzero(context.weights)[0]) :] = True
+    return stays
 
 
 def losses_without(
@@ -79,6 +88,12 @@ def losses_without(
     # Where a text was cut the answer asks as before, so that all texts have one program.
     rows = jax.device_put(answer_rows(model, context, answer, loss))
     program = jax.tree_util.Partial(_text_losses, rows)
+    kept = np.stack([_places_kept(context, parts, mask) for mask in masks])
+    prefixes = None if rows is None else run.texts(kept)
+    if prefixes is not None:
+        program = jax.tree_util.Partial(_text_losses_after, rows, prefixes)
+        numbers = [np.full(len(window) - 1, text, np.int32) for text, window in enumerate(windows)]
+        options |= {"parts": numbers, "padding": lambda _: prefixes.size}
     return np.stack(scores_of_ids(program, model, windows, **options))
 
 
@@ -92,3 +107,20 @@ def _text_losses(
 ) -> Float[Array, " answer"]:
     """Compute the loss of each part of the answer on one text."""
     return losses_of_rows(rows, loss, model, loss.embed(model, ids, y), y)
+
+
+def _text_losses_after(
+    rows: Float[Array, "answer queries"],
+    prefixes: ReadPrefix,
+    loss: LossOfIds,
+    model: CausalLM,
+    ids: Int[Array, " length"],
+    y: Targets,
+    numbers: Int[Array, " length"],
+) -> Float[Array, " answer"]:
+    """Do as `_text_losses` after what the text keeps of a prefix; its places have its number."""
+    assert isinstance(loss.loss, LossOfLogits)
+    prefix = jax.tree.map(lambda leaf: leaf[numbers[0]], prefixes)
+    grid = token_grid(len(ids), model.embedding.dtype)
+    state = pass_rest(model, prefix, prefix.caches, ids, grid).state
+    return losses_of_state(rows, loss.loss, model, state, prefix.targets_of_rest(y))

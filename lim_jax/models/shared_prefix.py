@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from lim_jax._jit import cached_jit
 from lim_jax.grid.cells import CellGrid, token_grid
@@ -26,7 +26,8 @@ Rows = Int[np.ndarray, "_ fields"]
 # to compile, and each context 1.7 s less (answers and mask gradients).
 CONTEXTS = 5
 MULTIPLE = 16  # of ids that are read at once
-READ_AT_ONCE = 4  # prefixes that are kept, with different weights of parts
+READ_AT_ONCE = 4  # prefixes that are kept, with different weights of parts or places left out
+KEPT_IN_MEMORY = 1 << 30  # bytes that layers keep of one of these at most
 
 
 class Reading(NamedTuple):
@@ -72,6 +73,8 @@ class CommonPrefix(NamedTuple):
 class ReadPrefix(eqx.Module):
     """What a network keeps of a common prefix, read once or with each of several weights of parts.
 
+    Of texts that keep some of its places each array has a row for each text.
+
     Attributes
     ----------
     ids, parts
@@ -90,9 +93,9 @@ class ReadPrefix(eqx.Module):
         How many ids are read after the prefix at once.
     """
 
-    ids: Int[Array, " size"]
-    parts: Int[Array, " size"]
-    length: Place
+    ids: Int[Array, "*texts size"]
+    parts: Int[Array, "*texts size"]
+    length: Int[Array, "*texts"]
     log_weights: Float[Array, " weights"] | None
     caches: Caches
     states: Float[Array, "weights depth size width"] | None
@@ -101,7 +104,7 @@ class ReadPrefix(eqx.Module):
     @property
     def size(self) -> int:
         """The number of places of contexts that begin with the prefix."""
-        return len(self.ids)
+        return self.ids.shape[-1]
 
     def _identity(self) -> tuple[Any, ...]:
         """Return what a digest reads in place of this object: what was read, not what was found."""
@@ -111,9 +114,19 @@ class ReadPrefix(eqx.Module):
         """Return the ids that are read after the prefix, of the ids in all places of a context."""
         return jax.lax.dynamic_slice_in_dim(ids, self.length, self.rest)
 
+    def targets_of_rest(self, y: Targets) -> Targets:
+        """Return the targets of a context, at places that are counted from the prefix's end."""
+        assert y.positions is not None
+        # Queries that fill up the arrays are at the first place, and have no weight.
+        return y._replace(positions=jnp.maximum(y.positions - self.length, 0))
+
 
 # ``prefix_of(number, log_weights, keep_states=...)``: what a context shares, read.
 PrefixOf = Callable[..., ReadPrefix | None]
+# Which of a context's places, or of those that it shares, each of several texts keeps.
+Kept = Bool[np.ndarray, "texts places"]
+# ``texts_of(number, kept)``: what several texts keep of what a context shares, read.
+TextsOf = Callable[[int, Kept], ReadPrefix | None]
 
 
 def common_prefixes(model: CausalLM, readings: Sequence[Reading]) -> list[CommonPrefix | None]:
@@ -157,16 +170,18 @@ def prefix_reader(model: CausalLM, readings: Sequence[Reading]) -> PrefixOf:
     @lru_cache(maxsize=READ_AT_ONCE)
     def read(
         contexts: range, log_weights: tuple[float, ...] | None, keep_states: bool
-    ) -> ReadPrefix:
-        """Read the prefix of some contexts."""
+    ) -> ReadPrefix | None:
+        """Read the prefix of some contexts, unless layers keep too much of it."""
         prefix = prefixes[contexts.start]
         assert prefix is not None
+        if not _fits_memory(model, prefix.size, len(log_weights or (0,))):
+            return None
         return read_prefix(model, prefix, log_weights, keep_states=keep_states)
 
     def prefix_of(
         number: int, log_weights: tuple[float, ...] | None = None, *, keep_states: bool = False
     ) -> ReadPrefix | None:
-        """Return the prefix of one context, read; None too where its states would be too many."""
+        """Return the prefix of one context, read; None too where it would be too large."""
         prefix = prefixes[number]
         if prefix is None:
             return None
@@ -176,6 +191,28 @@ def prefix_reader(model: CausalLM, readings: Sequence[Reading]) -> PrefixOf:
         return read(prefix.contexts, log_weights, keep_states)
 
     return prefix_of
+
+
+def texts_reader(model: CausalLM, readings: Sequence[Reading]) -> TextsOf:
+    """Return a function from a context's number to what texts keep of the prefix that it shares.
+
+    The texts are read when they are first asked for, and kept while contexts ask for the same.
+    """
+    prefixes = common_prefixes(model, readings)
+
+    @lru_cache(maxsize=READ_AT_ONCE)
+    def read(contexts: range, kept: bytes) -> ReadPrefix | None:
+        """Read texts of some contexts, unless layers keep too much of them."""
+        prefix = prefixes[contexts.start]
+        assert prefix is not None
+        return read_texts(model, prefix, np.frombuffer(kept, bool).reshape(-1, len(prefix.rows)))
+
+    def texts_of(number: int, kept: Kept) -> ReadPrefix | None:
+        """Return what texts keep of the prefix of one context; None where there is none."""
+        prefix = prefixes[number]
+        return prefix and read(prefix.contexts, kept[:, : len(prefix.rows)].tobytes())
+
+    return texts_of
 
 
 def read_prefix(
@@ -195,6 +232,39 @@ def read_prefix(
     read = _read_with_states if keep_states else _read
     caches, states = read(model, *inputs)
     return ReadPrefix(*inputs, caches=caches, states=states, rest=prefix.rest)
+
+
+def read_texts(model: CausalLM, prefix: CommonPrefix, kept: Kept) -> ReadPrefix | None:
+    """Let a model read what each of several texts keeps of a common prefix; what is left closes up.
+
+    None where layers would keep too much, or positions depend on the length.
+    """
+    lengths = kept.sum(axis=1)
+    places = int(lengths.max()) + prefix.rest
+    size = min(-(-places // MULTIPLE) * MULTIPLE, prefix.size)
+    same_rope = all(model.same_rope(length, size) for length in lengths.tolist())
+    if not same_rope or not _fits_memory(model, size, len(kept)):
+        return None
+    ids = np.zeros((len(kept), size), np.int32)
+    for row, places_of_text in zip(ids, kept, strict=True):
+        left = prefix.rows[places_of_text, 0]
+        row[: len(left)] = left
+    inputs = jax.device_put((ids, np.full_like(ids, -1), lengths))
+    caches = _read_rows(model, *inputs)
+    return ReadPrefix(*inputs, log_weights=None, caches=caches, states=None, rest=prefix.rest)
+
+
+def _fits_memory(model: CausalLM, size: int, readings: int) -> bool:
+    """Tell whether what layers keep of so many readings of one size fits into `KEPT_IN_MEMORY`."""
+
+    def keep(ids: Int[Array, " size"]) -> Caches:
+        """Return what layers keep of one reading."""
+        x = model.embed(ids)
+        return prefill(model.flow, x, token_grid(size, x.dtype)).caches
+
+    kept = jax.eval_shape(keep, jax.ShapeDtypeStruct((size,), np.int32))
+    sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept)]
+    return readings * sum(sizes) <= KEPT_IN_MEMORY
 
 
 def weigh_parts(grid: CellGrid, log_weight: Float[Array, ""], parts: Int[Array, " _"]) -> CellGrid:
@@ -235,6 +305,22 @@ def _read_with_states(model: CausalLM, *prefix: Any) -> tuple[Caches, Array]:
     """Compute what layers keep of the first ids, and their states before each layer."""
     passed = _pass_prefix(model, *prefix)
     return passed.caches, passed.states
+
+
+@cached_jit
+def _read_rows(
+    model: CausalLM,
+    ids: Int[Array, "texts size"],
+    parts: Int[Array, "texts size"],
+    lengths: Int[Array, " texts"],
+) -> Caches:
+    """Compute what layers keep of each of several texts."""
+
+    def read(text: tuple[Array, Array, Array]) -> Caches:
+        """Compute what layers keep of one text."""
+        return _pass_prefix(model, *text, None).caches
+
+    return jax.lax.map(read, (ids, parts, lengths))
 
 
 def _pass_prefix(

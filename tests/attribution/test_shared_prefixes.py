@@ -9,15 +9,24 @@ import numpy as np
 import pytest
 from reference.networks import byte_network
 
-from lim_jax.attribution import mask_gradients
-from lim_jax.attribution.mask_gradients import LEAST, shared_prefixes
+from lim_jax.attribution import shared_contexts
+from lim_jax.attribution.mask_gradients import LEAST
 from lim_jax.attribution.mean_scores import score_contexts
 from lim_jax.attribution.method import Run
 from lim_jax.attribution.methods import mask_path
 from lim_jax.attribution.methods.mask_path import nested_rule
-from lim_jax.attribution.segments import SINK, document_numbers
+from lim_jax.attribution.methods.method_table import METHODS
+from lim_jax.attribution.segments import (
+    SINK,
+    answer_segments,
+    context_segments,
+    document_numbers,
+)
+from lim_jax.attribution.shared_contexts import shared_prefixes, shared_texts
+from lim_jax.attribution.without_parts import losses_without
 from lim_jax.models import shared_prefix
 from lim_jax.models.causal import CausalLM, Targets
+from lim_jax.models.loss_kinds import loss_kind
 from lim_jax.prompts.contexts import tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
 
@@ -171,6 +180,82 @@ def test_what_is_compared_with_a_foil_is_read_whole(read):
 
 def test_recurrent_layers_share_nothing(monkeypatch):
     """What they wrote into their memory was weighed when it was written."""
-    monkeypatch.setattr(mask_gradients, "reads_by_softmax", lambda flow: False)
+    monkeypatch.setattr(shared_contexts, "reads_by_softmax", lambda flow: False)
     prefix_of = shared_prefixes(MODEL, FIVE)
     assert prefix_of(0, (0.0,), keep_states=True) is None
+
+
+@pytest.fixture
+def texts_read(monkeypatch):
+    """Of which contexts texts are read, and how many."""
+    calls = []
+    measured = shared_prefix.read_texts
+
+    def counted(model, prefix, kept):
+        calls.append((prefix.contexts, len(kept)))
+        return measured(model, prefix, kept)
+
+    monkeypatch.setattr(shared_prefix, "read_texts", counted)
+    return calls
+
+
+@eqx.filter_jit
+def loss_of_ids(ids, targets, at, weights):
+    """The margin loss of ids by the whole network, unpadded."""
+    return CausalLM.margin_loss(MODEL, MODEL.embed(ids), Targets(targets, weights, at))
+
+
+def loss_of_text(context, stays, asks):
+    """The loss of the text that is left where some places of a context stay, one of which asks."""
+    ids, targets, at = (
+        context.window[:-1][stays],
+        context.window[1:][asks],
+        np.flatnonzero(asks[stays]),
+    )
+    return float(loss_of_ids(*jax.device_put((ids, targets, at, np.ones(1)))))
+
+
+MARGIN = loss_kind("margin").loss
+
+
+@pytest.mark.slow
+def test_texts_without_parts_after_what_they_share_are_those_of_the_whole_network(texts_read):
+    """Also the text without documents, of which nothing is shared; of each token of the answer."""
+    texts_of = shared_texts(MODEL, CONTEXTS)
+    for number in (0, 2, 5, 7):
+        context = CONTEXTS[number]
+        parts = context_segments(context)
+        answer = answer_segments(context, None, "token")
+        masks = np.array([[1, 0, 1], [0, 1, 1], [0, 0, 1], [1, 1, 0], [1, 1, 1]])
+        run = Run(texts=partial(texts_of, number))
+        losses = losses_without(MODEL, context, answer, parts, masks > 0, MARGIN, run)
+        places = np.arange(context.length)
+        asked = np.flatnonzero(context.weights)
+        for mask, of_text in zip(masks, losses, strict=True):
+            kept = [part.positions for part, keeps in zip(parts, mask, strict=True) if keeps]
+            # From the first place that asks on all stays.
+            stays = (places >= asked[0]) | np.isin(places, np.concatenate(kept))
+            by_place = np.zeros(context.length)
+            for place in asked:
+                of_place = loss_of_text(context, stays, places == place)
+                by_place[place] = context.weights[place] * of_place
+            expected = [by_place[part.positions].sum() for part in answer]
+            np.testing.assert_allclose(of_text, expected, rtol=1e-9)
+        assert np.ptp(losses[:, 0]) > 1e-3 and len(answer) > 1
+    assert texts_read == [(range(5), 5), (range(6, 12), 5)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "texts"),
+    [("leave-one-out", [4]), ("informed", [2, 4])],
+)
+def test_methods_read_texts_once_for_contexts_that_share_them(method, texts, texts_read):
+    """Their scores are those of each context alone; sets of documents are of one context."""
+    result = score_contexts(MODEL, FIVE, "margin", method, Run())
+    assert texts_read == [(range(5), count) for count in texts]
+    for context, scores in zip(FIVE, result.scores, strict=True):
+        cut = scores.answer, context_segments(context)
+        alone = METHODS[method].scores(MODEL, context, *cut, MARGIN, Run())
+        bound = 1e-7 * np.abs(alone.by_part).max()
+        np.testing.assert_allclose(scores.by_part, alone.by_part, rtol=0, atol=bound)

@@ -12,8 +12,16 @@ from reference.networks import WIDTH, byte_network, randomised
 
 from lim_jax import models
 from lim_jax._digest import digest
+from lim_jax.grid import token_grid
 from lim_jax.models import shared_prefix
-from lim_jax.models.shared_prefix import Reading, common_prefixes, prefix_reader, read_prefix
+from lim_jax.models.generation import extend_logits
+from lim_jax.models.shared_prefix import (
+    Reading,
+    common_prefixes,
+    prefix_reader,
+    read_prefix,
+    texts_reader,
+)
 from lim_jax.network import heun
 from lim_jax.network.kv_cache import has_kv_cache
 from lim_jax.weights import FetchedLayers, LayerSource
@@ -169,13 +177,16 @@ PROMPTS = [np.frombuffer(f"{SAME}{end}".encode(), np.uint8).astype(np.int32)
            for end in ("Why?", "Who built it?", "Hm", "Wh", "By whom?")]  # fmt: skip
 
 
+# With places for answers of seven ids.
+READINGS = [
+    Reading(np.stack([ids[:-1], np.full_like(ids[:-1], -1)], axis=1), len(ids), len(ids) + 6)
+    for ids in PROMPTS
+]
+
+
 def prefix_of_prompts(model):
-    """What the prompts share, with places for answers of seven ids."""
-    readings = [
-        Reading(np.stack([ids[:-1], np.full_like(ids[:-1], -1)], axis=1), len(ids), len(ids) + 6)
-        for ids in PROMPTS
-    ]
-    return prefix_reader(model, readings)(0)
+    """What the prompts share."""
+    return prefix_reader(model, READINGS)(0)
 
 
 @pytest.fixture(scope="module")
@@ -189,8 +200,11 @@ def hybrid_model():
     return models.CausalLM(randomised(shape, 1), None, hybrid_flow(), eqx.nn.Identity())
 
 
+BOTH = pytest.mark.parametrize("model", [MODEL, hybrid_model()], ids=["attention", "hybrid"])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [MODEL, hybrid_model()], ids=["attention", "hybrid"])
+@BOTH
 def test_answers_after_a_prefix_are_those_after_the_whole(model):
     """Unequal prompts, one of which has two ids more; each answer's ids are the likeliest."""
     prefix = prefix_of_prompts(model)
@@ -222,3 +236,75 @@ def test_ids_that_do_not_fit_a_prefix_are_refused(prefix, ids, tokens, message):
     ids = np.concatenate([PROMPTS[0][:18], ids[18:]]) if len(ids) > 22 else ids
     with pytest.raises(ValueError, match=message):
         models.answer(MODEL, ids, tokens=tokens, prefix=prefix)
+
+
+def kept_places(*left_out):
+    """Which of 18 places and some more each of several texts keeps."""
+    return np.stack([~np.isin(np.arange(22), places) for places in left_out])
+
+
+# Two texts leave other places out, also of what is not shared; of one nothing shared is left.
+KEPT = kept_places([2, 3, 4, 9, 20], [0, 17], range(18))
+
+
+@pytest.mark.slow
+@BOTH
+def test_logits_after_texts_are_those_after_the_whole_texts(model):
+    """What is left closes up; texts are of unequal lengths."""
+    texts = texts_reader(model, READINGS)(1, KEPT)
+    assert texts is not None and texts.rest == 16 and texts.size == 32
+    assert texts.length.tolist() == [14, 16, 0] and (np.asarray(texts.parts) == -1).all()
+    assert texts.log_weights is None and texts.states is None
+    logits = eqx.filter_jit(models.CausalLM.logits)
+    extended = eqx.filter_jit(extend_logits)
+    shared, own = PROMPTS[1][:18], PROMPTS[1][18:]
+    for number, keeps in enumerate(KEPT[:, :18]):
+        left = shared[keeps]
+        assert texts.ids[number].tolist() == left.tolist() + [0] * (32 - len(left))
+        prefix = jax.tree.map(lambda leaf, number=number: leaf[number], texts)
+        rest, count = jax.device_put((np.pad(own, (0, 16 - len(own))), np.array(len(own))))
+        grid = token_grid(32, float)
+        found, _ = extended(model, rest, count, prefix.length, prefix.caches, grid)
+        expected = logits(model, jax.device_put(np.concatenate([left, own])))[-1]
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_texts_are_read_once_for_contexts_that_keep_the_same(monkeypatch):
+    """Of places that are not shared each may keep others."""
+    alone = reading("No")
+    texts_of = texts_reader(MODEL, [*READINGS, alone])
+    texts = texts_of(0, KEPT)
+    assert texts is not None and texts is texts_of(4, KEPT[:, :20])
+    assert texts is not texts_of(0, KEPT[:2]) and texts is not texts_of(0, KEPT[::-1])
+    assert texts_of(5, KEPT[:, :2]) is None, "it shares nothing"
+
+
+def bytes_of(prefix):
+    """How many bytes layers keep."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(prefix.caches))
+
+
+def test_what_layers_keep_is_limited(monkeypatch):
+    """Of a prefix at several weights, and of all texts together."""
+    ends = prefix_reader(MODEL, READINGS)(0, (0.0, -1.0))
+    texts = texts_reader(MODEL, READINGS)(0, KEPT)
+    assert ends is not None and texts is not None
+    # Keys and values of two layers and two heads of two features, in float64.
+    assert bytes_of(ends) == 2 * ends.size * 2 * 2 * 2 * 2 * 8
+    assert bytes_of(texts) == 3 * texts.size * 2 * 2 * 2 * 2 * 8
+    for limit, read in (
+        (bytes_of(ends), lambda: prefix_reader(MODEL, READINGS)(0, (0.0, -1.0))),
+        (bytes_of(ends) // 2, lambda: prefix_reader(MODEL, READINGS)(0)),
+        (bytes_of(texts), lambda: texts_reader(MODEL, READINGS)(0, KEPT)),
+    ):
+        monkeypatch.setattr(shared_prefix, "KEPT_IN_MEMORY", limit)
+        assert read() is not None
+        monkeypatch.setattr(shared_prefix, "KEPT_IN_MEMORY", limit - 1)
+        assert read() is None
+
+
+def test_no_texts_are_shared_where_positions_depend_on_their_lengths(monkeypatch):
+    """Of the longest text they are those of the whole, of the shortest they are not."""
+    texts_of = texts_reader(MODEL, READINGS)
+    monkeypatch.setattr(models.CausalLM, "same_rope", lambda self, one, other: one > 0)
+    assert texts_of(0, KEPT[:2]) is not None and texts_of(0, KEPT) is None

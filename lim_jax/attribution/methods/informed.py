@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lim_jax.attribution.ablation_design import balanced_design
-from lim_jax.attribution.method import Cost, Method, Run, Scores
+from lim_jax.attribution.method import Cost, Method, Run, Scores, no_prefix
 from lim_jax.attribution.methods import leave_one_out, mask_gradient
 from lim_jax.attribution.segments import Segment
 from lim_jax.attribution.shrunk_regression import shrunk_regression
@@ -48,11 +48,13 @@ def method(passes: int) -> Method:
             return alone._replace(total_effect=prior.total_effect)
         others = np.setdiff1d(np.arange(len(parts)), documents)
         design = balanced_design(documents.size, halves)
-        masks = np.ones((1 + others.size + len(design), len(parts)), bool)
+        masks = np.ones((1 + others.size, len(parts)), bool)
         masks[1 + np.arange(others.size), others] = False
-        masks[1 + others.size :, documents] = design
-        losses = losses_without(model, context, answer, parts, masks, loss, run.within("texts"))
-        whole, without, ablated = np.split(losses, [1, 1 + others.size])
+        losses = losses_without(model, context, answer, parts, masks, loss, run.within("others"))
+        whole, without = losses[0], losses[1:]
+        masks = np.ones((len(design), len(parts)), bool)
+        masks[:, documents] = design
+        ablated = losses_without(model, context, answer, parts, masks, loss, run.within("texts"))
         by_part = np.zeros((len(answer), len(parts)))
         errors = np.full(by_part.shape, np.nan)
         by_part[:, others] = (without - whole).T
@@ -63,6 +65,8 @@ def method(passes: int) -> Method:
         result = prior._replace(by_part=by_part, by_token=None, errors=errors)
         if not sets:
             return result
+        # These texts are of one question: what others share is not theirs.
+        run = run._replace(texts=no_prefix)
         names = most_telling(parts, by_part.sum(axis=0), documents.tolist())
         masks = masks_without_sets(parts, names)
         losses = losses_without(model, context, answer, parts, masks, loss, run.within("sets"))
