@@ -95,7 +95,7 @@ class Answer(NamedTuple):
         verdict = None if self.support is None else self.support.verdict
         sentences = [answer_finding(self.parts, self.shown, foil, signed=signed, verdict=verdict)]
         if self.support is not None:
-            sentences.append(self.support.finding)
+            sentences += [self.support.finding, self._answered_without]
         if self.total_effect is not None:
             sum_of_scores = sum(part.score for part in self.parts if part.kind == "document")
             sentences.append(
@@ -143,6 +143,16 @@ class Answer(NamedTuple):
             Where methods differ, one alone has a foil, or no document is in both.
         """
         return compare_answers(self.record(), second.record())
+
+    @property
+    def _answered_without(self) -> str:
+        """What the model answers without the document that scores most; empty where unknown."""
+        without = None if self.support is None else self.support.answer_without
+        if without is None:
+            return ""
+        if without == self.shown:
+            return "The model then gives the same answer."
+        return f"The model then answers “{without}”." if without else "The model then says nothing."
 
     @property
     def _rows(self) -> list[tuple[str, ...]]:

@@ -6,11 +6,13 @@ from math import isnan, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from lim_jax._checks import AnyPath, as_int, described, require, require_kind, require_text
 from lim_jax._partial_runs import checkpoint_folder
 from lim_jax.attribution.answer import Answer, AnswerPart
+from lim_jax.attribution.answer_comparison import shown_answer
 from lim_jax.attribution.method import Cost, Method, Run, Scores
 from lim_jax.attribution.methods.method_table import GRADIENT, INFORMED, PATH, method_named
 from lim_jax.attribution.parts import UNNAMED, iterate_parts
@@ -26,12 +28,15 @@ from lim_jax.attribution.segments import (
 from lim_jax.attribution.support import PASSES, support_of_answer
 from lim_jax.attribution.time_budget import pass_operations
 from lim_jax.attribution.token_text import most_in_words, sum_by_text
+from lim_jax.attribution.without_parts import without_parts
 from lim_jax.checkpoints.text import texts_of_ids
+from lim_jax.models.generation import answer
+from lim_jax.models.ids import padded_length
 from lim_jax.models.language_model import LanguageModel
 from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.documents import QUESTION, Document, named_documents, require_question
-from lim_jax.prompts.own_answers import ANSWERS, generate_answers
+from lim_jax.prompts.own_answers import ANSWERS, answer_ends, generate_answers
 from lim_jax.prompts.prompt_files import Line, context_of_line, read_documents, spaced
 
 SENTENCE = 16  # tokens of a sentence of an answer that is not known yet
@@ -127,7 +132,8 @@ def ask(
     """Ask a model a question about documents, and say which of them its answer comes from.
 
     The document that scores most is also taken out of the text, and the answer read again: what it
-    loses says whether a document supports it (`Answer.support`).
+    loses says whether a document supports it (`Answer.support`). An answer that the model gave
+    itself it then gives anew, without the document.
 
     Parameters
     ----------
@@ -251,6 +257,10 @@ def answer_question(model: LanguageModel, prompt: ReadQuestion, run: Run) -> Ans
         loss,
         run,
     )
+    support = support_of_answer(model.network, context, scores, loss, run.within("support"))
+    if support is not None and isinstance(prompt.read, PromptOnly):
+        text = answer_without(model, prompt, context, support.name, run)
+        support = support._replace(answer_without=text)
     return Answer(
         question=question.question,
         text=answer_text(context, model.tokenizer),
@@ -260,7 +270,7 @@ def answer_question(model: LanguageModel, prompt: ReadQuestion, run: Run) -> Ans
         parts=part_rows(prompt.line, context, scores),
         context=context,
         scores=scores,
-        support=support_of_answer(model.network, context, scores, loss, run.within("support")),
+        support=support,
     )
 
 
@@ -351,6 +361,26 @@ def answer_context(
     )
     require_fitting(model.network, [context])
     return context
+
+
+def answer_without(
+    model: LanguageModel, prompt: ReadQuestion, context: Context, name: str, run: Run
+) -> str:
+    """Return what the model answers to the text without a document, in one line."""
+    parts = context_segments(context)
+    left = without_parts(context, parts, np.array([part.within != name for part in parts]))
+    ids = left.window[: np.flatnonzero(left.weights)[0] + 1]
+    tokens = prompt.question.answer_tokens
+    ends = answer_ends(model, context.chat)
+    size = padded_length(prompt.read.length + tokens - 1)  # that of the whole text, as its program
+    (answered,) = [
+        answer(model.network, jax.device_put(ids), tokens, ends, padding=lambda _: size)
+        for _ in run.bar([None], desc="answering without it", unit="context", leave=False)
+    ]
+    is_end = np.isin(answered, ends)
+    said = np.asarray(answered)[~is_end]
+    texts = texts_of_ids(said, model.tokenizer) if said.size else []
+    return shown_answer("".join(texts), cut=not is_end.any())
 
 
 def part_rows(line: Line, context: Context, scores: Scores) -> tuple[AnswerPart, ...]:

@@ -39,12 +39,16 @@ class Support(NamedTuple):
     loss_without_copies
         By how much they fall where others of which one suffices are taken out with it; None where
         the method names none.
+    answer_without
+        What the model answers without the document, empty for nothing; None where the answer was
+        not its own.
     """
 
     name: str
     loss: float
     total_effect: float | None
     loss_without_copies: float | None = None
+    answer_without: str | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -73,7 +77,12 @@ class Support(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """Return the verdict and what it rests on, as they stand in answer.json."""
-        return {"verdict": self.verdict, "document": self.name, "loss": self.loss}
+        return {
+            "verdict": self.verdict,
+            "document": self.name,
+            "loss": self.loss,
+            "answer_without": self.answer_without,
+        }
 
 
 def support_of_answer(

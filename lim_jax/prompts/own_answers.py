@@ -76,7 +76,7 @@ def generate_answers(
 
     def ends_of(prompt: PromptOnly) -> tuple[int, ...]:
         """Return the ids that end the answer to a prompt."""
-        return (*model.end_ids, *ends_of_turns) if prompt.prompt.marked else model.end_ids
+        return ends_of_turns if prompt.prompt.marked else model.end_ids
 
     def answered(prompt: PromptOnly, answer_ids: list[int]) -> Context:
         """Return the context of a prompt and its answer."""
@@ -109,8 +109,7 @@ def generate_answers(
             cure="Make them by tokenize_prompt.",
         )
     in_chats = any(isinstance(prompt, PromptOnly) and prompt.prompt.marked for prompt in prompts)
-    template = model.chat_template if in_chats else None
-    ends_of_turns = () if template is None else turn_ends(template, model.tokenizer)
+    ends_of_turns = answer_ends(model, in_chats)
     loss_kind(loss)  # an unknown name is refused before the first answer
     unanswered = {
         f"{number}": prompt
@@ -138,6 +137,13 @@ def generate_answers(
         answered(prompt, answers[f"{number}"]) if isinstance(prompt, PromptOnly) else prompt
         for number, prompt in enumerate(prompts)
     ]
+
+
+def answer_ends(model: LanguageModel, in_chat: bool) -> tuple[int, ...]:
+    """Return the ids that end a model's answer; in a chat also that with which a turn ends."""
+    template = model.chat_template if in_chat else None
+    ends_of_turn = () if template is None else turn_ends(template, model.tokenizer)
+    return *model.end_ids, *ends_of_turn
 
 
 def _reading(prompt: PromptOnly, tokens: int) -> Reading:

@@ -7,7 +7,7 @@ from reference.networks import byte_network
 from test_informed import CONTEXT, DOCUMENTS, LOSS, losses_of_text, text_of
 
 import lim_jax as lim
-from lim_jax.attribution import support
+from lim_jax.attribution import questions, support
 from lim_jax.attribution.answer import AnswerPart, answer_finding
 from lim_jax.attribution.method import Run, Scores
 from lim_jax.attribution.methods import informed, leave_one_out, mask_gradient, mask_path
@@ -15,6 +15,7 @@ from lim_jax.attribution.segments import answer_segments, context_segments
 from lim_jax.attribution.support import Support, support_of_answer
 from lim_jax.attribution.together import Together
 from lim_jax.models.language_model import LanguageModel
+from lim_jax.prompts import own_answers
 
 FEW = support.UNSUPPORTED
 MANY = support.SUPPORTED
@@ -162,7 +163,55 @@ def test_ask_says_whether_a_document_supports_the_answer(method):
         "verdict": answered.support.verdict,
         "document": answered.parts[0].name,
         "loss": answered.support.loss,
+        "answer_without": None,  # it was not the model's own
     }
     assert answered.support.finding in answered.finding
     beside = lim.ask(model, "Who sang?", DOCUMENTS, answer="It", foil="He", method=method)
     assert beside.support is None and beside.record()["support"] is None
+
+
+@pytest.mark.parametrize(
+    ("without", "sentence"),
+    [
+        (None, ""),
+        ("It", "The model then gives the same answer."),
+        ("He...", "The model then answers “He...”."),
+        ("", "The model then says nothing."),
+    ],
+)
+def test_what_is_answered_without_the_document_is_said_after_what_the_answer_loses(
+    without, sentence
+):
+    support = Support("guide", 2.0, 4.0)
+    model = LanguageModel(byte_network(96, depth=1, seed=3))
+    answered = lim.ask(model, "Who sang?", DOCUMENTS, answer="It")
+    found = answered._replace(support=support._replace(answer_without=without)).finding
+    told = f" {support.finding} {sentence}".rstrip()
+    assert f"{told} All documents together" in found
+    assert ("The model then" in found) == (without is not None)
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"), [(b" So.\0", "So."), (b" So", "So..."), (b"\0", ""), (b"S o.", "S o...")]
+)
+def test_the_model_answers_the_text_without_the_document_that_scores_most(said, shown, monkeypatch):
+    """As it answered the whole: so many tokens at most, the same ends, and arrays of one size."""
+    model = LanguageModel(byte_network(96, depth=1, seed=3), end_ids=(0,))
+    calls = []
+
+    def answer(network, ids, tokens, end, *, padding, prefix=None):
+        calls.append((bytes(np.asarray(ids).tolist()), tokens, end, padding(len(ids) + 6)))
+        return jax.device_put(np.array([*(b" It\0" if len(calls) == 1 else said)], np.int32))
+
+    monkeypatch.setattr(own_answers, "answer", answer)
+    monkeypatch.setattr(questions, "answer", answer)
+    answered = lim.ask(model, "Who sang?", DOCUMENTS, answer_tokens=7)
+    assert answered.text == "It" and answered.support is not None
+    assert answered.support.answer_without == shown
+    (whole, *options), (left, *others) = calls
+    number = int(answered.support.name.removeprefix("document ")) - 1
+    text = DOCUMENTS[number].encode()
+    assert whole.count(text) == 1 and text not in left
+    taken_out = answered.context.spans[number].positions
+    assert left == whole[: taken_out[0]] + whole[taken_out[-1] + 1 :]
+    assert options == others == [7, (0,), 64]

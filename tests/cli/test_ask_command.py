@@ -61,9 +61,9 @@ def undrawn(monkeypatch):
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
 
 
-def own_answer(tokens):
+def own_answer(tokens, prompt=PROMPT):
     """The likeliest id after all before it, by NumPy."""
-    row = ids_of(PROMPT)
+    row = ids_of(prompt)
     for _ in range(tokens):
         row.append(int(logits(CONFIGS["llama"], row)[-1].argmax()))
     return row[-tokens:]
@@ -115,6 +115,9 @@ def test_an_answer_of_the_models_own_and_what_each_document_holds(
     top = max(("first", "second"), key=lambda name: expected[name])
     assert f"”; “{top}” scores most: it holds" in printed and document["support"]["document"] == top
     assert document["support"]["verdict"] != "supported"  # by random weights
+    start, end = PARTS[top]
+    without = " ".join(LETTERS[one] for one in own_answer(3, PROMPT[:start] + PROMPT[end:]))
+    assert document["support"]["answer_without"] == f"{without}..."
     assert (out / "scores.csv").exists() and not (out / "answer.html").exists()
 
 
