@@ -38,7 +38,7 @@ OUTCOMES = ("other", "same", "else")
 
 
 def row_of(model: LanguageModel, kind: str, seed: int, condition: str) -> dict[str, Any]:
-    """Ask a question, and return what is answered with and without the document that scores most."""
+    """Ask a question, and return what is answered to all documents, and without the one."""
     question = drawn_question(kind, seed)
     statements, _ = CONDITIONS[condition]
     documents = documents_of(question, statements, kind == "prose")

@@ -73,14 +73,14 @@ class Kind(NamedTuple):
     documents_first: tuple[int, ...] = ()
 
 
-TEN = (8, 16, 32, 64)
-MORE = (16, 32, 64, 128)
+TEN = (8, 16, 32, 64, 128)
+MORE = (16, 32, 64, 128, 256)
 KINDS = {
     "10 keys": Kind(FaithfulnessSetting((PAIRS,), 1, 1, 10), TEN, TEN),
     "10 documents": Kind(FaithfulnessSetting((FACTS,), 1, 1, 10), TEN, TEN),
-    "40 keys": Kind(FaithfulnessSetting((PAIRS,), 1, 1, 40), MORE, (64, 128), 4),
+    "40 keys": Kind(FaithfulnessSetting((PAIRS,), 1, 1, 40), MORE, (64, 128), 16),
     "sentences": Kind(
-        FaithfulnessSetting((SENTENCES,), 1, 1, (3, 6), tokens=8), MORE, (64,), 4, (16, 32)
+        FaithfulnessSetting((SENTENCES,), 1, 1, (3, 6), tokens=8), MORE, (64,), 16, (16, 32)
     ),
 }
 PATHS = (4, 8)  # of so many gradients

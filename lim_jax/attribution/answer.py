@@ -152,7 +152,10 @@ class Answer(NamedTuple):
             return ""
         if without == self.shown:
             return "The model then gives the same answer."
-        return f"The model then answers “{without}”." if without else "The model then says nothing."
+        if not without:
+            return "The model then says nothing."
+        stop = "" if without.endswith((".", "!", "?")) else "."
+        return f"The model then answers “{without}”{stop}"
 
     @property
     def _rows(self) -> list[tuple[str, ...]]:

@@ -175,7 +175,8 @@ def test_ask_says_whether_a_document_supports_the_answer(method):
     [
         (None, ""),
         ("It", "The model then gives the same answer."),
-        ("He...", "The model then answers “He...”."),
+        ("He...", "The model then answers “He...”"),
+        ("He, 62 m", "The model then answers “He, 62 m”."),
         ("", "The model then says nothing."),
     ],
 )
