@@ -101,8 +101,8 @@ PAGE = """\
 # What does a model answer without the document?
 
 **Where two documents say different things, and the model's answer is what one of them says, it
-answers in {other:.0%} of cases what the other says once the document that scores most is taken out;
-where one document says it, the answer stays the same in {same:.0%}.**
+answers in {other} of {of_two} cases what the other says once the document that scores most is taken
+out; where one document says it, the answer stays the same in {same} of {of_one}.**
 
 `python -m benchmarks.validation.answers_without MODEL` asked {model} {questions} questions of
 [the study of support](support.md), of each of three kinds as many, twice: with a document that
@@ -114,9 +114,9 @@ Counted are answers that state one of the two things, or what the document says.
 |---|---|---|---|---|---|
 {lines}
 
-So an answer that turns into another document's tells of documents that disagree. One that stays the
-same does not come from that document alone. Every question is a row of
-[answers_without.csv](answers_without.csv).
+So an answer that turns into what another document says tells of documents that disagree; one that
+turns into something else does not say that they agree. This small model makes much up. Every
+question is a row of [answers_without.csv](answers_without.csv).
 """
 
 
@@ -142,8 +142,10 @@ def page_of(rows: Sequence[Mapping[str, Any]], model: str) -> str:
         for (kind, condition), counted in counts.items()
     ]
     return PAGE.format(
-        other=in_all["contradicted"]["other"] / in_all["contradicted"].total(),
-        same=in_all["evidence"]["same"] / in_all["evidence"].total(),
+        other=in_all["contradicted"]["other"],
+        of_two=in_all["contradicted"].total(),
+        same=in_all["evidence"]["same"],
+        of_one=in_all["evidence"].total(),
         model=model,
         questions=len({(row["kind"], row["seed"]) for row in rows}),
         lines="\n".join(lines),

@@ -46,8 +46,8 @@ def test_the_page_counts_answers_that_state_what_a_document_says():
         row("evidence", "harp", "drum", kind="prose", seed=3),
     ]
     page = page_of(rows, "a model")
-    assert "answers in 67% of cases what the other says" in page
-    assert "stays the same in 25%.**" in page and "asked a model 8 questions" in page
+    assert "answers in 2 of 3 cases what the other says" in page
+    assert "stays the same in 1 of 4.**" in page and "asked a model 8 questions" in page
     assert "| facts | two say different things | 2 | 2 | 0 | 0 |" in page
     assert "| keys | two say different things | 1 | 0 | 0 | 1 |" in page
     assert "| prose | one says it | 4 | 0 | 1 | 3 |" in page
