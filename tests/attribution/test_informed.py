@@ -130,6 +130,15 @@ def test_too_few_passes_leave_the_mask_gradient_alone(score, model):
     assert scores.errors is None
 
 
+def test_documents_are_scored_where_nothing_else_is_a_part(score, model):
+    """As beside other parts, which are left out one at a time."""
+    expected = score(16)
+    parts = expected.parts[:3]
+    found = informed.method(16).scores(model, CONTEXT, expected.answer, parts, LOSS, Run())
+    np.testing.assert_array_equal(found.by_part, expected.by_part[:, :3])
+    assert found.by_part.shape == (1, 3) and len(expected.parts) > 3
+
+
 def test_a_document_that_is_alone_is_left_out(score, model):
     """Its effect has no other documents to differ with, and no error."""
     context = tokenize_context(RenderedPrompt("a=1 b=22 c=3 a=", SPANS[1:2]), "17", loss="margin")

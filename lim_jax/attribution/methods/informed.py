@@ -48,16 +48,20 @@ def method(passes: int) -> Method:
             return alone._replace(total_effect=prior.total_effect)
         others = np.setdiff1d(np.arange(len(parts)), documents)
         design = balanced_design(documents.size, halves)
-        masks = np.ones((1 + others.size, len(parts)), bool)
-        masks[1 + np.arange(others.size), others] = False
-        losses = losses_without(model, context, answer, parts, masks, loss, run.within("others"))
-        whole, without = losses[0], losses[1:]
         masks = np.ones((len(design), len(parts)), bool)
         masks[:, documents] = design
         ablated = losses_without(model, context, answer, parts, masks, loss, run.within("texts"))
+        whole = prior.losses
+        assert whole is not None  # the mask gradient reads it
         by_part = np.zeros((len(answer), len(parts)))
         errors = np.full(by_part.shape, np.nan)
-        by_part[:, others] = (without - whole).T
+        if others.size:
+            masks = np.ones((others.size, len(parts)), bool)
+            masks[np.arange(others.size), others] = False
+            without = losses_without(
+                model, context, answer, parts, masks, loss, run.within("others")
+            )
+            by_part[:, others] = (without - whole).T
         for row, scores_before in enumerate(prior.by_part[:, documents]):
             fit = shrunk_regression(design, -ablated[:, row], scores_before)
             by_part[row, documents] = fit.scores
@@ -68,10 +72,10 @@ def method(passes: int) -> Method:
         # These texts are of one question: what others share is not theirs.
         run = run._replace(texts=no_prefix)
         names = most_telling(parts, by_part.sum(axis=0), documents.tolist())
-        masks = masks_without_sets(parts, names)
+        masks = masks_without_sets(parts, names)[1:]  # the first of them is the whole
         losses = losses_without(model, context, answer, parts, masks, loss, run.within("sets"))
-        sums = losses.sum(axis=1)
-        return result._replace(together=Together(names, sums - sums[0]))
+        lost = losses.sum(axis=1) - whole.sum()
+        return result._replace(together=Together(names, np.append(0.0, lost)))
 
     return Method(
         words="what the mask gradient and texts without half of the parts say together",
