@@ -30,7 +30,7 @@ from lim_jax.attribution.time_budget import pass_operations
 from lim_jax.attribution.token_text import most_in_words, sum_by_text
 from lim_jax.attribution.without_parts import without_parts
 from lim_jax.checkpoints.text import texts_of_ids
-from lim_jax.models.generation import answer
+from lim_jax.models import generation
 from lim_jax.models.ids import padded_length
 from lim_jax.models.language_model import LanguageModel
 from lim_jax.models.loss_kinds import LossName, loss_kind
@@ -374,7 +374,7 @@ def answer_without(
     ends = answer_ends(model, context.chat)
     size = padded_length(prompt.read.length + tokens - 1)  # that of the whole text, as its program
     (answered,) = [
-        answer(model.network, jax.device_put(ids), tokens, ends, padding=lambda _: size)
+        generation.answer(model.network, jax.device_put(ids), tokens, ends, padding=lambda _: size)
         for _ in run.bar([None], desc="answering without it", unit="context", leave=False)
     ]
     is_end = np.isin(answered, ends)

@@ -210,7 +210,9 @@ def texts_reader(model: CausalLM, readings: Sequence[Reading]) -> TextsOf:
     def texts_of(number: int, kept: Kept) -> ReadPrefix | None:
         """Return what texts keep of the prefix of one context; None where there is none."""
         prefix = prefixes[number]
-        return prefix and read(prefix.contexts, kept[:, : len(prefix.rows)].tobytes())
+        if prefix is None:
+            return None
+        return read(prefix.contexts, kept[:, : len(prefix.rows)].tobytes())
 
     return texts_of
 

@@ -205,7 +205,7 @@ def test_the_model_answers_the_text_without_the_document_that_scores_most(said, 
         return jax.device_put(np.array([*(b" It\0" if len(calls) == 1 else said)], np.int32))
 
     monkeypatch.setattr(own_answers, "answer", answer)
-    monkeypatch.setattr(questions, "answer", answer)
+    monkeypatch.setattr(questions.generation, "answer", answer)
     answered = lim.ask(model, "Who sang?", DOCUMENTS, answer_tokens=7)
     assert answered.text == "It" and answered.support is not None
     assert answered.support.answer_without == shown
