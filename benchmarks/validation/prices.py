@@ -290,12 +290,12 @@ def kinds_of(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 class Point(NamedTuple):
-    """A method at one level: the mean price and the mean score over prompts, with its interval."""
+    """A method at one level: mean price and score over prompts, an interval, and each's score."""
 
     level: int
     price: float
     score: Interval
-    prompts: int
+    by_prompt: dict[str, float]
 
 
 def points(rows: Sequence[dict[str, Any]], kind: str) -> dict[str, list[Point]]:
@@ -314,8 +314,9 @@ def points(rows: Sequence[dict[str, Any]], kind: str) -> dict[str, list[Point]]:
 def _point(rows: Sequence[dict[str, Any]]) -> Point:
     """Average the rows of one method at one level."""
     price = float(np.mean([float(row["price"]) for row in rows]))
-    score = bootstrap_interval(np.array([float(row["score"]) for row in rows]))
-    return Point(int(rows[0]["level"]), price, score, len(rows))
+    by_prompt = {f"{row['prompt']}": float(row["score"]) for row in rows}
+    score = bootstrap_interval(np.array([*by_prompt.values()]))
+    return Point(int(rows[0]["level"]), price, score, by_prompt)
 
 
 def figure_of(rows: Sequence[dict[str, Any]], model: str) -> Figure:
@@ -331,7 +332,7 @@ def figure_of(rows: Sequence[dict[str, Any]], model: str) -> Figure:
         for number, name in enumerate(METHODS):
             if name in by_method:
                 _draw(axes, by_method[name], name, number)
-        axes.set_title(f"{kind}, {by_method[MASK][0].prompts} prompts", fontsize=9)
+        axes.set_title(f"{kind}, {len(by_method[MASK][0].by_prompt)} prompts", fontsize=9)
         axes.set_xlabel("price: tokens read, over the whole text's", fontsize=8)
         axes.set_xscale("log")
         axes.set_xticks(TICKS, [str(tick) for tick in TICKS])
@@ -364,32 +365,43 @@ def _draw(axes: Axes, of_method: Sequence[Point], name: str, number: int) -> Non
 def finding_of(rows: Sequence[dict[str, Any]]) -> str:
     """Say at which prices informed ablations are not below any other method, and where they are."""
     levels = [
-        (kind, point.level, *_beside_the_best(by_method, point))
+        (kind, point, *_best_beside(by_method, point))
         for kind in kinds_of(rows)
         for by_method in [points(rows, kind)]
         for point in by_method[INFORMED]
     ]
     behind = [
-        f"{kind}, {level} texts: {own:.2f} beside {best:.2f} of {method}"
-        for kind, level, own, best, method in levels
-        if own < best - NEAR
+        f"{kind}, {own.level} texts: {own.score.value:.2f} beside {best.score.value:.2f} of "
+        f"{method}, {_difference_words(own, best)}"
+        for kind, own, method, best in levels
+        if own.score.value < best.score.value - NEAR
     ]
     sentence = (
         f"**Of {len(levels)} prices informed ablations are at {len(levels) - len(behind)} as "
         f"faithful as any other method that costs no more, within {NEAR}.**"
     )
-    return f"{sentence} Below it: {'; '.join(behind)}." if behind else sentence
+    if not behind:
+        return sentence
+    return f"{sentence} Below it, with 95 % for the difference: {'; '.join(behind)}."
 
 
-def _beside_the_best(by_method: dict[str, list[Point]], own: Point) -> tuple[float, float, str]:
-    """Return the score of informed ablations, and the best of methods that cost no more."""
+def _best_beside(by_method: dict[str, list[Point]], own: Point) -> tuple[str, Point]:
+    """Return the method of the best score among those that cost no more, and its point."""
     others = [
-        (float(point.score.value), method)
+        (method, point)
         for method, of_method in by_method.items()
         for point in of_method
         if method not in (INFORMED, DESIGNED, HIERARCHY) and point.price <= own.price + 0.5
     ]
-    return float(own.score.value), *max(others)
+    return max(others, key=lambda other: float(other[1].score.value))
+
+
+def _difference_words(own: Point, other: Point) -> str:
+    """Say between which numbers the difference of two points lies, over prompts that both have."""
+    shared = own.by_prompt.keys() & other.by_prompt.keys()
+    differences = [own.by_prompt[name] - other.by_prompt[name] for name in sorted(shared)]
+    interval = bootstrap_interval(np.array(differences))
+    return f"{interval.low:+.2f} to {interval.high:+.2f}"
 
 
 def below_the_gradient(rows: Sequence[dict[str, Any]]) -> str:

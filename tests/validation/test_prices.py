@@ -37,27 +37,44 @@ def made_rows(scores=GOOD, cheap=0.75, kinds=tuple(prices.KINDS)):
 
 def test_points_are_means_over_prompts_in_the_order_of_prices():
     by_method = prices.points(made_rows()[::-1], "10 keys")
-    assert [point.level for point in by_method[prices.CONTEXT_CITE]] == [8, 16, 32, 64]
+    assert [point.level for point in by_method[prices.CONTEXT_CITE]] == [8, 16, 32, 64, 128]
     first, *_ = by_method[prices.INFORMED]
-    assert first.price == 7.125 and first.prompts == 2
+    assert first.price == 7.125 and sorted(first.by_prompt) == ["0", "1"]
     np.testing.assert_allclose(first.score.value, 0.8)
     np.testing.assert_allclose([first.score.low, first.score.high], [0.75, 0.85])
 
 
 def test_the_finding_names_what_is_above_at_no_greater_price():
     assert prices.finding_of(made_rows()) == (
-        "**Of 16 prices informed ablations are at 16 as faithful as any other method that costs no "
+        "**Of 20 prices informed ablations are at 20 as faithful as any other method that costs no "
         "more, within 0.01.**"
     )
     above = prices.finding_of(made_rows(cheap=0.82))
-    assert above.startswith("**Of 16 prices informed ablations are at 0 as")
-    assert "10 keys, 8 texts: 0.80 beside 0.82 of mask gradient" in above
+    assert above.startswith("**Of 20 prices informed ablations are at 0 as")
+    assert "10 keys, 8 texts: 0.80 beside 0.82 of mask gradient, -0.02 to -0.02" in above
     dearer = GOOD | {prices.INFORMED: 0.69}
     below = prices.finding_of(made_rows(dearer))
-    assert "10 documents, 8 texts: 0.69 beside 0.75 of mask gradient; " in below
-    assert below.endswith("sentences, 128 texts: 0.69 beside 0.75 of mask gradient.")
+    assert "10 documents, 8 texts: 0.69 beside 0.75 of mask gradient, -0.06 to -0.06; " in below
+    assert below.endswith(
+        "sentences, 256 texts: 0.69 beside 0.75 of mask gradient, -0.06 to -0.06."
+    )
     two = made_rows(kinds=("40 keys", "sentences"))
-    assert prices.finding_of(two).startswith("**Of 8 prices informed ablations are at 8 as")
+    assert prices.finding_of(two).startswith("**Of 10 prices informed ablations are at 10 as")
+
+
+def test_a_difference_is_between_prompts_that_both_methods_scored():
+    """In the one the other is 0.3 above, in the other 0.1; a third prompt it did not score."""
+    dearer = GOOD | {prices.INFORMED: 0.5}
+    rows = made_rows(dearer, kinds=("40 keys",))
+    rows = [
+        row | {"score": row["score"] + (0.1 if row["prompt"] else -0.1)}
+        if row["method"] == prices.MASK
+        else row
+        for row in rows
+    ]
+    extra = [row | {"prompt": 7, "score": 0.5} for row in rows if row["method"] == prices.INFORMED]
+    found = prices.finding_of([*rows, *extra[::2]])
+    assert "40 keys, 16 texts: 0.50 beside 0.75 of mask gradient, -0.35 to -0.15" in found
 
 
 def test_the_page_and_the_figure_show_each_method_and_price(tmp_path):
@@ -80,7 +97,7 @@ def test_the_page_says_where_texts_make_the_mask_gradient_worse():
     assert words.startswith(
         " Texts are then trusted too much, below the mask gradient itself: 40 k"
     )
-    assert words.endswith("; 40 keys, 128 texts: 0.80 beside 0.82.")
+    assert words.endswith("; 40 keys, 256 texts: 0.80 beside 0.82.")
     assert words in prices.page_of(made_rows(cheap=0.82, kinds=("40 keys",)), "a model")
 
 
@@ -194,9 +211,9 @@ def test_prompts_begin_after_those_on_which_rules_were_chosen(tmp_path, monkeypa
     monkeypatch.setattr(faithfulness, "job_of", job_of)
     model = LanguageModel(byte_network(16, depth=1))
     rows = prices.study(model, ["10 keys", "40 keys"], 2, tmp_path)
-    assert asked == [("10 keys", 0, 2), ("40 keys", 4, 6), ("10 keys", 1, 2), ("40 keys", 5, 6)]
+    assert asked == [("10 keys", 0, 2), ("40 keys", 16, 18), ("10 keys", 1, 2), ("40 keys", 17, 18)]
     assert rows == [{"kind": kind, "prompt": number} for kind, number, _ in asked]
-    assert prices.KINDS["sentences"].first == 4
+    assert prices.KINDS["sentences"].first == 16
 
 
 @pytest.mark.slow
