@@ -14,6 +14,7 @@ from lim_jax.attribution.methods import informed, leave_one_out, mask_gradient, 
 from lim_jax.attribution.segments import answer_segments, context_segments
 from lim_jax.attribution.support import Support, support_of_answer
 from lim_jax.attribution.together import Together
+from lim_jax.checkpoints.text import ChatTemplate
 from lim_jax.models.language_model import LanguageModel
 from lim_jax.prompts import own_answers
 
@@ -216,3 +217,39 @@ def test_the_model_answers_the_text_without_the_document_that_scores_most(said, 
     taken_out = answered.context.spans[number].positions
     assert left == whole[: taken_out[0]] + whole[taken_out[-1] + 1 :]
     assert options == others == [7, (0,), 64]
+
+
+def test_an_answer_without_a_document_ends_as_one_in_a_chat_does(monkeypatch):
+    model = LanguageModel(byte_network(96, depth=1, seed=3))
+    asked = questions.Question(
+        "Who?",
+        DOCUMENTS,
+        method=None,
+        passes=None,
+        parts=None,
+        document_parts=None,
+        chat=True,
+        answer=None,
+        answer_tokens=7,
+        foil="",
+        max_length=4096,
+    )
+    prompt = questions.read_question(model, asked)
+    context = lim.ask(model, "Who?", DOCUMENTS, answer="It").context
+    ends = []
+
+    def answer(network, ids, tokens, end, *, padding):
+        ends.append(end)
+        return jax.device_put(np.array([3], np.int32))
+
+    monkeypatch.setattr(questions.generation, "answer", answer)
+    monkeypatch.setattr(questions, "answer_ends", lambda model, in_chat: (7,) if in_chat else ())
+    for chat in (True, False):
+        of_chat = context._replace(chat=chat)
+        questions.answer_without(model, prompt, of_chat, "document 1", Run())
+    assert ends == [(7,), ()]
+
+
+def test_a_turn_ends_no_answer_outside_of_a_chat():
+    model = LanguageModel(byte_network(96, depth=1), None, ChatTemplate("{{ x", {}), (3,))
+    assert own_answers.answer_ends(model, in_chat=False) == (3,)

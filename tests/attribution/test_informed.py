@@ -11,14 +11,14 @@ from reference.networks import byte_network
 
 import lim_jax as lim
 from lim_jax.attribution.method import Run
-from lim_jax.attribution.methods import informed, mask_gradient
+from lim_jax.attribution.methods import informed, leave_one_out, mask_gradient
 from lim_jax.attribution.methods.method_table import method_named
 from lim_jax.attribution.segments import answer_segments, context_segments, whole_answer
 from lim_jax.attribution.shrunk_regression import STRENGTHS
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.language_model import LanguageModel
 from lim_jax.prompts.contexts import tokenize_context
-from lim_jax.prompts.documents import RenderedPrompt
+from lim_jax.prompts.documents import QUESTION, RenderedPrompt
 
 LOSS = CausalLM.margin_loss
 PIECES = ("a=1", "b=22", "c=3")
@@ -137,6 +137,27 @@ def test_documents_are_scored_where_nothing_else_is_a_part(score, model):
     found = informed.method(16).scores(model, CONTEXT, expected.answer, parts, LOSS, Run())
     np.testing.assert_array_equal(found.by_part, expected.by_part[:, :3])
     assert found.by_part.shape == (1, 3) and len(expected.parts) > 3
+
+
+def test_other_parts_are_left_out_one_at_a_time(score, model):
+    """The question and the rest, as `leave_one_out` does it."""
+    spans = (*SPANS, (12, 15, QUESTION))
+    context = tokenize_context(RenderedPrompt("a=1 b=22 c=3 a=", spans), "17", loss="margin")
+    scores = score(16, context)
+    assert [part.label for part in scores.parts[3:]] == [(QUESTION, "part"), ("", "rest")]
+    cut = scores.answer, scores.parts
+    alone = leave_one_out.scores(model, context, *cut, LOSS, Run()).by_part
+    np.testing.assert_allclose(scores.by_part[:, 3:], alone[:, 3:], rtol=1e-9)
+    assert abs(alone[0, 3] - alone[0, 4]) > 1e-3
+
+
+def test_a_run_with_files_goes_on(score, model, tmp_path):
+    """Texts of each kind have a folder of their own."""
+    expected = score(24)
+    cut = expected.answer, expected.parts
+    for _ in range(2):
+        found = informed.method(24).scores(model, CONTEXT, *cut, LOSS, Run(tmp_path))
+        np.testing.assert_array_equal(found.by_part, expected.by_part)
 
 
 def test_a_document_that_is_alone_is_left_out(score, model):

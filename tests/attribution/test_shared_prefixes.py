@@ -171,11 +171,13 @@ def test_what_asks_everywhere_shares_nothing():
 
 
 @pytest.mark.slow
-def test_what_is_compared_with_a_foil_is_read_whole(read):
+def test_what_is_compared_with_a_foil_is_read_whole(read, texts_read):
     """It is a prompt with two continuations, and has no rows of one answer."""
     contexts = contexts_of("contrast", answer=" a", foil=" b")
     result = score_contexts(MODEL, contexts, "contrast", "mask-gradient", Run())
     assert read == [] and len(result.scores) == 5
+    result = score_contexts(MODEL, contexts, "contrast", "leave-one-out", Run())
+    assert texts_read == [] and len(result.scores) == 5
 
 
 def test_recurrent_layers_share_nothing(monkeypatch):
@@ -252,9 +254,10 @@ def test_texts_without_parts_after_what_they_share_are_those_of_the_whole_networ
 )
 def test_methods_read_texts_once_for_contexts_that_share_them(method, texts, texts_read):
     """Their scores are those of each context alone; sets of documents are of one context."""
-    result = score_contexts(MODEL, FIVE, "margin", method, Run())
-    assert texts_read == [(range(5), count) for count in texts]
-    for context, scores in zip(FIVE, result.scores, strict=True):
+    result = score_contexts(MODEL, CONTEXTS, "margin", method, Run())
+    groups = range(5), range(6, 12)
+    assert texts_read == [(group, count) for group in groups for count in texts]
+    for context, scores in zip(CONTEXTS, result.scores, strict=True):
         cut = scores.answer, context_segments(context)
         alone = METHODS[method].scores(MODEL, context, *cut, MARGIN, Run())
         bound = 1e-7 * np.abs(alone.by_part).max()
