@@ -324,8 +324,9 @@ def main() -> None:
     for turn in tqdm(range(options.repeats), unit="turn"):
         result = ours(model, asked, options.method, compiled)
         seconds["lim_jax"].append([of_question for of_question, _ in result.steps])
-        for row, context, (_, programs) in zip(rows, result.contexts, result.steps, strict=True):
-            if turn == 0:
+        if turn == 0:
+            of_rows = zip(rows, result.contexts, result.steps, strict=True)
+            for row, context, (_, programs) in of_rows:
                 row |= {"tokens": context.length, "answer": int((context.weights > 0).sum())}
                 row |= {"programs": programs}
         for side, peer in peers.items():

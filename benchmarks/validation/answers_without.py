@@ -105,8 +105,9 @@ answers in {other} of {of_two} cases what the other says once the document that 
 out; where one document says it, the answer stays the same in {same} of {of_one}.**
 
 `python -m benchmarks.validation.answers_without MODEL` asked {model} {questions} questions of
-[the study of support](support.md), of each of three kinds as many, twice: with a document that
-states the answer, and beside another that contradicts it. `lim-jax ask` takes the document that
+[the study of support](support.md) twice: with a document that states the answer, and beside another
+that contradicts it. A third are of facts of persons, a third of codes of places ("keys"), and a
+third of facts within prose. `lim-jax ask` takes the document that
 scores most out of the text, here by the mask gradient, lets the model answer again, and says what.
 Counted are answers that state one of the two things, or what the document says.
 

@@ -290,7 +290,7 @@ def kinds_of(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 class Point(NamedTuple):
-    """A method at one level: mean price and score over prompts, an interval, and each's score."""
+    """A method at one level: its mean price, its mean score with an interval, and each score."""
 
     level: int
     price: float

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from lim_jax._checks import AnyPath, as_int, described, require, require_kind, require_text
-from lim_jax._partial_runs import checkpoint_folder
+from lim_jax._digest import digest
+from lim_jax._partial_runs import checkpoint_folder, each_once
 from lim_jax.attribution.answer import Answer, AnswerPart
 from lim_jax.attribution.answer_comparison import shown_answer
 from lim_jax.attribution.method import Cost, Method, Run, Scores
@@ -39,6 +40,7 @@ from lim_jax.prompts.documents import QUESTION, Document, named_documents, requi
 from lim_jax.prompts.own_answers import ANSWERS, answer_ends, generate_answers
 from lim_jax.prompts.prompt_files import Line, context_of_line, read_documents, spaced
 
+ANSWER_WITHOUT = "answer_without.jsonl"  # beside `own_answers.ANSWERS`
 SENTENCE = 16  # tokens of a sentence of an answer that is not known yet
 # Up to so many operations the mask path is the method where none is named: some twenty seconds of
 # two cores, and less than one of a graphics card.
@@ -373,12 +375,23 @@ def answer_without(
     tokens = prompt.question.answer_tokens
     ends = answer_ends(model, context.chat)
     size = padded_length(prompt.read.length + tokens - 1)  # that of the whole text, as its program
-    (answered,) = [
-        generation.answer(model.network, jax.device_put(ids), tokens, ends, padding=lambda _: size)
-        for _ in run.bar([None], desc="answering without it", unit="context", leave=False)
-    ]
+
+    def give_answer() -> list[int]:
+        """Let the model answer: the ids, with the one that ends the answer."""
+        answered = generation.answer(
+            model.network, jax.device_put(ids), tokens, ends, padding=lambda _: size
+        )
+        return np.asarray(answered).tolist()
+
+    file = None if run.checkpoint is None else run.checkpoint / ANSWER_WITHOUT
+    about = {}
+    if file is not None:
+        asked = digest((model.network, ids, tokens, ends))
+        about = {"function": "answer_without", "prompt": asked}
+    bar = partial(run.bar, desc="answering without it", unit="context", leave=False)
+    answered = np.array(each_once({name: give_answer}, file, about, bar)[name], np.int32)
     is_end = np.isin(answered, ends)
-    said = np.asarray(answered)[~is_end]
+    said = answered[~is_end]
     texts = texts_of_ids(said, model.tokenizer) if said.size else []
     return shown_answer("".join(texts), cut=not is_end.any())
 

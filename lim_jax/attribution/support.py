@@ -40,8 +40,8 @@ class Support(NamedTuple):
         By how much they fall where others of which one suffices are taken out with it; None where
         the method names none.
     answer_without
-        What the model answers without the document, empty for nothing; None where the answer was
-        not its own.
+        What the model answers without the document, in one line, empty for nothing; None where the
+        answer was not its own.
     """
 
     name: str

@@ -46,7 +46,7 @@ COMPILING_HEADS = 4.0
 ENERGIES = 4.5
 PAGE = 9.0
 PASS_RATE = 0.65
-LOOK = 0.2  # seconds in which products are timed, of which the first are slow in a new process
+TIMED = 0.2  # seconds in which products are timed, of which the first are slow in a new process
 MASSES = 4  # contexts of an average cone mass: exact norms of every block settle it
 
 
@@ -225,7 +225,7 @@ def _product_rate(width: int, compute: str | None) -> float:
         product = jax.jit(linear).trace(matrix, tokens).lower().compile()
     jax.block_until_ready(product(matrix, tokens))  # the first call takes longer
     seconds = []
-    until = perf_counter() + LOOK
+    until = perf_counter() + TIMED
     while not seconds or perf_counter() < until:
         begun = perf_counter()
         jax.block_until_ready(product(matrix, tokens))

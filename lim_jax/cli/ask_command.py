@@ -55,8 +55,8 @@ def ask(
     """Ask a model a question about documents, and say which of them its answer comes from.
 
     Prints first which document gave most to the answer, and whether it supports it: what the answer
-    loses where that document is taken out of the text. Then prints the answer, and what each
-    document, the question and the rest gave.
+    loses where that document is taken out of the text, and what the model then answers. Then prints
+    the answer, and what each document, the question and the rest gave.
 
     Writes answer.json; matrix.csv, of parts of the answer by parts of the documents; scores.csv
     where the method scores tokens; and answer.html, where a click on a part of the answer shades

@@ -76,7 +76,7 @@ def generate_answers(
 
     def ends_of(prompt: PromptOnly) -> tuple[int, ...]:
         """Return the ids that end the answer to a prompt."""
-        return ends_of_turns if prompt.prompt.marked else model.end_ids
+        return ends_in_chat if prompt.prompt.marked else model.end_ids
 
     def answered(prompt: PromptOnly, answer_ids: list[int]) -> Context:
         """Return the context of a prompt and its answer."""
@@ -109,7 +109,7 @@ def generate_answers(
             cure="Make them by tokenize_prompt.",
         )
     in_chats = any(isinstance(prompt, PromptOnly) and prompt.prompt.marked for prompt in prompts)
-    ends_of_turns = answer_ends(model, in_chats)
+    ends_in_chat = answer_ends(model, in_chats)
     loss_kind(loss)  # an unknown name is refused before the first answer
     unanswered = {
         f"{number}": prompt

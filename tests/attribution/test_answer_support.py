@@ -1,5 +1,7 @@
 """Whether a document supports an answer: verdicts by thresholds, and texts read without it."""
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from lim_jax.attribution.segments import answer_segments, context_segments
 from lim_jax.attribution.support import Support, support_of_answer
 from lim_jax.attribution.together import Together
 from lim_jax.checkpoints.text import ChatTemplate
+from lim_jax.models import generation
 from lim_jax.models.language_model import LanguageModel
 from lim_jax.prompts import own_answers
 
@@ -253,3 +256,25 @@ def test_an_answer_without_a_document_ends_as_one_in_a_chat_does(monkeypatch):
 def test_a_turn_ends_no_answer_outside_of_a_chat():
     model = LanguageModel(byte_network(96, depth=1), None, ChatTemplate("{{ x", {}), (3,))
     assert own_answers.answer_ends(model, in_chat=False) == (3,)
+
+
+def test_an_answer_without_a_document_is_kept_in_a_file(monkeypatch, tmp_path):
+    """A run that goes on reads it there; of another network's it is refused."""
+    calls = []
+    answer = generation.answer
+    monkeypatch.setattr(
+        questions.generation, "answer", lambda *of, **how: calls.append(of) or answer(*of, **how)
+    )
+    model = LanguageModel(byte_network(96, depth=1, seed=3))
+    found = [
+        lim.ask(model, "Who?", DOCUMENTS, answer_tokens=3, checkpoint=tmp_path).support
+        for _ in range(2)
+    ]
+    assert found[0] == found[1] and len(calls) == 1
+    other = LanguageModel(byte_network(96, depth=1, seed=4))
+    for path in tmp_path.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+    (tmp_path / "answers.jsonl").unlink()
+    with pytest.raises(ValueError, match="answer_without"):
+        lim.ask(other, "Who?", DOCUMENTS, answer_tokens=3, checkpoint=tmp_path)

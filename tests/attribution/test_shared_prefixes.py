@@ -209,11 +209,9 @@ def loss_of_ids(ids, targets, at, weights):
 
 def loss_of_text(context, stays, asks):
     """The loss of the text that is left where some places of a context stay, one of which asks."""
-    ids, targets, at = (
-        context.window[:-1][stays],
-        context.window[1:][asks],
-        np.flatnonzero(asks[stays]),
-    )
+    ids = context.window[:-1][stays]
+    targets = context.window[1:][asks]
+    at = np.flatnonzero(asks[stays])
     return float(loss_of_ids(*jax.device_put((ids, targets, at, np.ones(1)))))
 
 

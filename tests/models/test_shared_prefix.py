@@ -269,7 +269,7 @@ def test_logits_after_texts_are_those_after_the_whole_texts(model):
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_texts_are_read_once_for_contexts_that_keep_the_same(monkeypatch):
+def test_texts_are_read_once_for_contexts_that_keep_the_same():
     """Of places that are not shared each may keep others."""
     alone = reading("No")
     texts_of = texts_reader(MODEL, [*READINGS, alone])
