@@ -253,9 +253,14 @@ def test_an_answer_without_a_document_ends_as_one_in_a_chat_does(monkeypatch):
     assert ends == [(7,), ()]
 
 
-def test_a_turn_ends_no_answer_outside_of_a_chat():
-    model = LanguageModel(byte_network(96, depth=1), None, ChatTemplate("{{ x", {}), (3,))
+def test_a_turn_ends_an_answer_in_a_chat_alone(monkeypatch):
+    """Of a model without a template none does."""
+    monkeypatch.setattr(own_answers, "turn_ends", lambda template, tokenizer: (7,))
+    network = byte_network(96, depth=1)
+    model = LanguageModel(network, None, ChatTemplate("{{ messages }}", {}), (3,))
+    assert own_answers.answer_ends(model, in_chat=True) == (3, 7)
     assert own_answers.answer_ends(model, in_chat=False) == (3,)
+    assert own_answers.answer_ends(LanguageModel(network, end_ids=(3,)), in_chat=True) == (3,)
 
 
 def test_an_answer_without_a_document_is_kept_in_a_file(monkeypatch, tmp_path):
