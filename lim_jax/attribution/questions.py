@@ -94,7 +94,11 @@ class ReadQuestion(NamedTuple):
         return method_named(self.method_name, self.question.passes)
 
     def cost(self, model: LanguageModel) -> Cost:
-        """Return the cost of scores and support, estimated where the answer is not known yet."""
+        """Return the cost of scores and support, estimated where the answer is not known yet.
+
+        Then the model also answers anew, to the text without a document.
+        """
+        more = PASSES
         if isinstance(self.read, Context):
             answer = len(segments_of_answer(self.read, model.tokenizer, self.answer_parts))
             parts = len(context_segments(self.read, self.document_parts))
@@ -103,8 +107,9 @@ class ReadQuestion(NamedTuple):
             counts = {"answer": 1, "token": tokens}
             answer = counts.get(self.answer_parts, max(1, tokens // SENTENCE))
             parts = len(self.line.documents) + 2  # the question and the rest too
+            more += 1
         cost = self.method.cost(parts, answer)
-        return cost if self.question.foil else cost._replace(passes=cost.passes + PASSES)
+        return cost if self.question.foil else cost._replace(passes=cost.passes + more)
 
     def operations(self, model: LanguageModel) -> int:
         """Return about how many operations scores and support take."""

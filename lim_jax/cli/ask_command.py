@@ -7,7 +7,7 @@ import tyro
 from tqdm import tqdm
 
 from lim_jax import models
-from lim_jax._checks import as_path
+from lim_jax._checks import as_path, require_extra
 from lim_jax.attribution.answer import Answer
 from lim_jax.attribution.files import write_answer
 from lim_jax.attribution.method import Run
@@ -27,7 +27,6 @@ from lim_jax.cli.arguments import (
 )
 from lim_jax.cli.networks import estimated_time, network_within, open_model, placement_bar
 from lim_jax.prompts.contexts import PromptOnly
-from lim_jax.report.page import require_page_packages
 from lim_jax.report.sources import answer_page
 from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
 
@@ -104,7 +103,7 @@ def ask(
         return 0
     with run_folder(out, "ask", arguments, overwrite=overwrite) as folder:
         if html:
-            require_page_packages()  # before a long computation
+            require_extra("jinja2", "report")  # before a long computation
         opened = open_model(model, download, compute)
         prompt = read_question(opened, request)
         unfinished = folder / UNFINISHED

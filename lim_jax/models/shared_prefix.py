@@ -27,7 +27,7 @@ Rows = Int[np.ndarray, "_ fields"]
 CONTEXTS = 5
 MULTIPLE = 16  # of ids that are read at once
 READ_AT_ONCE = 4  # prefixes that are kept, with different weights of parts or places left out
-KEPT_IN_MEMORY = 1 << 30  # bytes that layers keep of one of these at most
+KEPT_IN_MEMORY = 1 << 29  # bytes that layers keep of one of these at most
 
 
 class Reading(NamedTuple):

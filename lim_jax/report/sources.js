@@ -19,10 +19,10 @@ const said = (element) => {
   return ["“", quoted, "”"];
 };
 
-/* What parts of the answer came from, by token and by sentence. */
+/* What parts of the answer came from, by token and by part of a document. */
 const byToken = (chosen) =>
   tokens.map((_, at) => sum(chosen.map((row) => data.scales[row] * steps[row * tokens.length + at])));
-const bySentence = (chosen) =>
+const byPart = (chosen) =>
   parts.map((_, at) => sum(chosen.map((row) => data.parts[row][at])));
 
 /* The error of a sum of scores, as if they had nothing in common; nothing where they have none. */
@@ -42,7 +42,7 @@ function shade(elements, values) {
 }
 
 /* The elements that gave most, each a button that leads to it; text only, never markup. A title is
-   no sentence. Who walks through the list stays where they are in it. */
+   none of them. Who walks through the list stays where they are in it. */
 function list(elements, values) {
   const at = all("button", most).indexOf(document.activeElement);
   const order = values.map((_, at) => at)
@@ -70,7 +70,7 @@ function press(element) {
 
 /* A part of the answer: the documents are shaded by what it came from. */
 function choose(pick) {
-  const chosen = rowsOf(pick), values = bySentence(chosen);
+  const chosen = rowsOf(pick), values = byPart(chosen);
   press(pick);
   shade(tokens, byToken(chosen));
   shade(picks, picks.map(() => 0));
@@ -82,11 +82,11 @@ function choose(pick) {
   const of = pick === whole ? ["the whole answer"] : said(rows.find((row) => row === pick) ?? {
     textContent: chosen.map((row) => rows[row].textContent).join(""),
   });
-  status.replaceChildren("What ", ...of, " came from; the sentences that gave most:");
+  status.replaceChildren("What ", ...of, " came from; the parts that gave most:");
   list(parts, values);
 }
 
-/* A sentence of a document: the answer is shaded by what it fed. */
+/* A part of a document: the answer is shaded by what it fed. */
 function feed(part) {
   const at = parts.indexOf(part), fed = (pick) => sum(rowsOf(pick).map((row) => data.parts[row][at]));
   const sentences = all(".handle:not(#whole)"), values = rows.map(fed);
@@ -108,7 +108,7 @@ function focusOn(element) {
   element.focus();
 }
 
-/* A part of the answer or a sentence of a document, as it was clicked or was before printing. */
+/* A part of the answer or of a document, as it was clicked or was before printing. */
 const take = (element) => (element.matches(".pick") ? choose : feed)(element);
 
 document.addEventListener("click", (event) => {

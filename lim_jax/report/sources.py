@@ -16,6 +16,7 @@ from lim_jax.attribution.segments import Segment, cut_tokens, document_segments
 from lim_jax.attribution.token_text import UNKNOWN, group_tokens, in_text, readable
 from lim_jax.prompts import sentence_spans
 from lim_jax.prompts.contexts import Context
+from lim_jax.prompts.documents import title_size
 from lim_jax.report.notebook import Page
 from lim_jax.report.page import HERE, template
 
@@ -29,18 +30,18 @@ SHARE = "shares of what the whole context gives"
 
 
 class _Shown(NamedTuple):
-    """A sentence of a document, with its tokens as they are shown, or what is in none."""
+    """A part of a document, with its tokens as they are shown, or what is in none."""
 
     number: int
     tokens: Sequence[tuple[str, list[int]]]
 
 
 class _ShownDocument(NamedTuple):
-    """A document: its name, and its title, if one stands above it, and its sentences."""
+    """A document: its name, and its title, if that is a part of its own, and its other parts."""
 
     name: str
     title: list[_Shown]
-    sentences: list[_Shown]
+    parts: list[_Shown]
 
     @property
     def number(self) -> str:
@@ -103,7 +104,7 @@ def sources_page(
     documents = _documents(scores.parts, scores.by_part)
     others = np.setdiff1d(np.arange(context.length), _positions(scores.parts))
     rest = _tokens([context.tokens[place] for place in others.tolist()], others)
-    shown = [part for document in documents for part in (*document.title, *document.sentences)]
+    shown = [part for document in documents for part in (*document.title, *document.parts)]
     tokens = [token for part in [*shown, _Shown(-1, rest)] for token in part.tokens]
     order = [part.number for part in shown]
     return template("sources").render(
@@ -162,21 +163,29 @@ def _positions(segments: Sequence[Segment]) -> np.ndarray:
 
 
 def _documents(
-    sentences: Sequence[Segment], scores: Float[np.ndarray, "answer sentences"]
+    parts: Sequence[Segment], scores: Float[np.ndarray, "answer parts"]
 ) -> list[_ShownDocument]:
-    """Return each document with its sentences; of over `MANY` those first that gave most."""
+    """Return each document with its parts; of over `MANY` those first that gave most."""
     documents: dict[str, _ShownDocument] = {}
     gave: dict[str, float] = {}
-    for number, (sentence, score) in enumerate(zip(sentences, scores.sum(axis=0), strict=True)):
-        name = sentence.within
-        part = _Shown(number, _tokens(sentence.texts, sentence.positions))
+    for number, (part, score) in enumerate(zip(parts, scores.sum(axis=0), strict=True)):
+        name = part.within
+        # Its name stands above the document already.
+        title = 0 if part.is_title or name in documents else _title_tokens(part)
+        shown_part = _Shown(number, _tokens(part.texts[title:], part.positions[title:]))
         document = documents.setdefault(name, _ShownDocument(name, [], []))
-        (document.title if sentence.is_title else document.sentences).append(part)
+        (document.title if part.is_title else document.parts).append(shown_part)
         gave[name] = gave.get(name, 0.0) + float(score)
     shown = list(documents.values())
     if len(shown) > MANY:
         shown.sort(key=lambda document: -abs(gave[document.name]))
     return shown
+
+
+def _title_tokens(part: Segment) -> int:
+    """Return with how many tokens a document's first part begins that say its title alone."""
+    ends = np.cumsum([len(text) for text in part.texts])
+    return int(np.searchsorted(ends, title_size(part.within, part.text), side="right"))
 
 
 def _tokens(texts: Sequence[str], positions: np.ndarray) -> list[tuple[str, list[int]]]:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from typing import Any
 
 import equinox as eqx
@@ -349,6 +350,23 @@ def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path,
         with pytest.raises(ValueError, match=message):
             main([*start, *arguments, *out])
     assert not (tmp_path / "out").exists()
+
+
+def test_a_page_needs_one_package_which_is_asked_for_before_any_work(
+    folder, documents, tmp_path, monkeypatch
+):
+    """Of the extra `report`, whose other packages draw charts that this page has not."""
+    for package in ("altair", "vl_convert"):
+        monkeypatch.setitem(sys.modules, package, None)
+    out = tmp_path / "out"
+    arguments = ["ask", str(folder), "bc", "--documents", str(documents), "--out", str(out)]
+    main([*arguments, "--answer", "de", "--method", "mask-gradient"])
+    assert (out / "answer.html").exists()
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.setattr(models.LanguageModel, "loaded", None)
+    with pytest.raises(ModuleNotFoundError, match=r"jinja2: got no .*lim_jax\[report\]"):
+        main([*arguments[:-1], str(tmp_path / "other")])
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.fixture

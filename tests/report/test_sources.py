@@ -11,7 +11,7 @@ from lim_jax.attribution.method import Scores, scores_by_token
 from lim_jax.attribution.segments import answer_segments, context_segments, document_segments
 from lim_jax.attribution.together import Together
 from lim_jax.prompts.contexts import tokenize_context
-from lim_jax.prompts.documents import RenderedPrompt
+from lim_jax.prompts.documents import Document, RenderedPrompt, document_prompt
 from lim_jax.report.sources import sources_page
 
 
@@ -98,6 +98,22 @@ def test_tokens_of_a_sentence_within_two_errors_of_zero_have_no_shade():
     of_documents = scores._replace(errors=np.full((1, len(documents)), 1e3))
     data = Read(sources_page(of_documents, CONTEXT, question="?", how="drawn")).json("data")
     assert data["errors"] is None and np.frombuffer(base64.b64decode(data["steps"]), np.int8).all()
+
+
+@pytest.mark.parametrize("parts", ["documents", "paragraphs", "sentences"])
+def test_a_title_stands_once_above_its_document(parts):
+    """It is its own where sentences are scored, else a whole document's; their scores stay whole."""
+    documents = [Document("Åre", "It snows.\n\nIt thaws."), Document("Text", "Åre\nis said here.")]
+    prompt = document_prompt(documents, "Where?")
+    context = tokenize_context(prompt, " Åre")
+    segments = context_segments(context, parts)
+    by_part = np.arange(1.0, 1 + len(segments))[None]
+    scores = Scores(answer_segments(context), segments, by_part)
+    page = Read(sources_page(scores, context, question="?", how="drawn"))
+    shown = " ".join(article["inner"] for article in page.all("article"))
+    assert [shown.count(word) for word in ("Åre", "Text", "snows", "said")] == [2, 1, 1, 1], shown
+    data = page.json("data")
+    np.testing.assert_allclose(data["parts"], by_part[:, scores.documents])
 
 
 NAMES = (f"</script>{SCRIPT}", 'it\'s "so", “so” & so', "السوق")
