@@ -102,7 +102,7 @@ def test_tokens_of_a_sentence_within_two_errors_of_zero_have_no_shade():
 
 @pytest.mark.parametrize("parts", ["documents", "paragraphs", "sentences"])
 def test_a_title_stands_once_above_its_document(parts):
-    """It is its own where sentences are scored, else a whole document's; their scores stay whole."""
+    """It is a part where sentences are scored, else of the first part; scores stay whole."""
     documents = [Document("Åre", "It snows.\n\nIt thaws."), Document("Text", "Åre\nis said here.")]
     prompt = document_prompt(documents, "Where?")
     context = tokenize_context(prompt, " Åre")
