@@ -60,23 +60,32 @@ def mask_gradients(
     """
     numbers = document_numbers(context)
     rows = answer_rows(model, context, answer, loss)
-    batches = None if rows is None else _in_batches(rows)
+    batches = None if rows is None else jax.device_put(_in_batches(rows))
     nodes = log_weights.astype(model.embedding.dtype)
-    program = jax.tree_util.Partial(_gradients_at, *jax.device_put((batches, nodes)))
     prefix = None if rows is None else run.prefix(tuple(log_weights.tolist()), keep_states=True)
     if prefix is not None:
-        program = jax.tree_util.Partial(_gradients_after, jax.device_put(batches), prefix)
         run = run._replace(padding=lambda _: prefix.size)
-    (by_token,) = scores_of_ids(
-        program,
-        model,
-        [context.window],
-        ask=[context.ask],
-        loss=loss,
-        parts=[numbers],
-        **run_options("mask gradient", run),
-    )
-    gradients = np.moveaxis(by_token, 0, -1)[:, : len(answer)]
+
+    def gradients_at(node: int) -> Float[np.ndarray, "length _"]:
+        """Compute them at one of the log weights: one program serves all, and finer rules too."""
+        program = jax.tree_util.Partial(_gradients_at, batches, jax.device_put(nodes[node]))
+        if prefix is not None:
+            program = jax.tree_util.Partial(_gradients_after, batches, prefix, jax.device_put(node))
+        (by_token,) = scores_of_ids(
+            program,
+            model,
+            [context.window],
+            ask=[context.ask],
+            loss=loss,
+            parts=[numbers],
+            checkpoint=run.within(f"{node}").checkpoint,
+            padding=run.padding,
+        )
+        return by_token
+
+    bar = run.bar(range(len(nodes)), desc="mask gradients", unit="gradient")
+    by_node = np.stack([gradients_at(node) for node in bar])
+    gradients = np.moveaxis(by_node, 1, -1)[:, : len(answer)]
     return np.where(numbers != SINK, gradients, 0)
 
 
@@ -165,57 +174,47 @@ def _losses_after(
 
 def _gradients_at(
     batches: Float[Array, "batches rows queries"] | None,
-    log_weights: Float[Array, " nodes"],
+    log_weight: Float[Array, ""],
     loss: LossOfIds,
     model: CausalLM,
     ids: Int[Array, " length"],
     y: Targets | Contrast,
     parts: Int[Array, " length"],
-) -> Float[Array, "length nodes _"]:
-    """Return minus the mask gradients at each log weight, of each row or the whole answer."""
+) -> Float[Array, "length _"]:
+    """Return minus the mask gradients at a log weight, of each row or the whole answer."""
     x = loss.embed(model, ids, y)
-
-    def at(log_weight: Float[Array, ""]) -> Float[Array, "_ length"]:
-        """Compute the rows' gradients with a log weight on the documents."""
-        if batches is None:
-            targets = with_documents_at(log_weight, x, y, parts)
-            return answer_mask_gradient(loss.loss, model, x, targets)[None]
-        assert isinstance(loss.loss, LossOfLogits) and isinstance(y, Targets)
-        grid = weigh_parts(token_grid(len(ids), x.dtype), log_weight, parts)
-        _, states = model.flow.trajectory(x, grid)
-        forward = Forward(states[:-1], states[-1], grid)
-        return _gradients_of_rows(batches, loss.loss, model, forward, y)
-
-    return -jnp.moveaxis(jax.lax.map(at, log_weights), -1, 0)
+    if batches is None:
+        targets = with_documents_at(log_weight, x, y, parts)
+        return -answer_mask_gradient(loss.loss, model, x, targets)[:, None]
+    assert isinstance(loss.loss, LossOfLogits) and isinstance(y, Targets)
+    grid = weigh_parts(token_grid(len(ids), x.dtype), log_weight, parts)
+    _, states = model.flow.trajectory(x, grid)
+    forward = Forward(states[:-1], states[-1], grid)
+    return -_gradients_of_rows(batches, loss.loss, model, forward, y).T
 
 
 def _gradients_after(
     batches: Float[Array, "batches rows queries"],
     prefix: ReadPrefix,
+    node: Int[Array, ""],
     loss: LossOfIds,
     model: CausalLM,
     ids: Int[Array, " length"],
     y: Targets,
     parts: Int[Array, " length"],
-) -> Float[Array, "length nodes _"]:
-    """Do as `_gradients_at` after a prefix that was read at each log weight."""
-    assert isinstance(loss.loss, LossOfLogits)
-    loss_of_logits = loss.loss
-
-    def at(node: tuple[Float[Array, ""], Caches, Float[Array, "_ length width"]]) -> Array:
-        """Compute the rows' gradients with a log weight on the documents."""
-        log_weight, caches, states = node
-        grid = weigh_parts(token_grid(len(ids), states.dtype), log_weight, parts)
-        rest = pass_rest(model, prefix, caches, ids, grid)
-        put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=prefix.length)
-        # The loss reads the last states of the rest alone.
-        last = put(jnp.zeros_like(states[0]), rest.state, axis=0)
-        forward = Forward(put(states, rest.states, axis=1), last, grid)
-        return _gradients_of_rows(batches, loss_of_logits, model, forward, y)
-
-    assert prefix.states is not None
-    nodes = prefix.log_weights, prefix.caches, prefix.states
-    return -jnp.moveaxis(jax.lax.map(at, nodes), -1, 0)
+) -> Float[Array, "length _"]:
+    """Do as `_gradients_at` after a prefix that was read at several log weights, at one of them."""
+    assert isinstance(loss.loss, LossOfLogits) and prefix.states is not None
+    log_weight, caches, states = jax.tree.map(
+        lambda leaf: leaf[node], (prefix.log_weights, prefix.caches, prefix.states)
+    )
+    grid = weigh_parts(token_grid(len(ids), states.dtype), log_weight, parts)
+    rest = pass_rest(model, prefix, caches, ids, grid)
+    put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=prefix.length)
+    # The loss reads the last states of the rest alone.
+    last = put(jnp.zeros_like(states[0]), rest.state, axis=0)
+    forward = Forward(put(states, rest.states, axis=1), last, grid)
+    return -_gradients_of_rows(batches, loss.loss, model, forward, y).T
 
 
 class Forward(NamedTuple):

@@ -66,22 +66,18 @@ def network_within(
     return model.loaded() if fits else model
 
 
-def record_placement(items: Iterable, network: CausalLM, unfinished: Path) -> Iterator:
-    """Yield the items; after each, record how the weights are placed, for a run that goes on."""
-    placement = FILES if network.flow.is_offloaded else WHOLE
-    for item in items:
-        yield item
-        write_file(unfinished / PLACEMENT, placement.encode())
-
-
 def placement_bar(network: CausalLM, unfinished: Path) -> Callable[..., Iterable]:
-    """Return a progress bar that records after each context how the weights are placed."""
+    """Return a progress bar that records after each step how the weights are placed.
 
-    def bar(items: Sequence[Any], **options: Any) -> Iterable[Any]:
-        """Show progress; record the placement where the items are contexts."""
-        counts_contexts = options.get("unit") == "context"
-        progress = tqdm(items, **options)
-        return record_placement(progress, network, unfinished) if counts_contexts else progress
+    A run that goes on places them so again: what it has kept is of weights in one place.
+    """
+    placement = FILES if network.flow.is_offloaded else WHOLE
+
+    def bar(items: Sequence[Any], **options: Any) -> Iterator[Any]:
+        """Show progress, and record the placement."""
+        for item in tqdm(items, **options):
+            yield item
+            write_file(unfinished / PLACEMENT, placement.encode())
 
     return bar
 

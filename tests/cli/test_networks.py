@@ -52,12 +52,12 @@ def test_a_network_that_does_not_fit_is_left_in_its_files(model, tmp_path, monke
 
 def test_a_run_that_is_taken_up_holds_its_network_as_before(model, tmp_path, monkeypatch):
     monkeypatch.setattr(networks, "free_memory", lambda: 2.0**40)
-    assert list(networks.record_placement([], model.network, tmp_path)) == []
+    assert list(networks.placement_bar(model.network, tmp_path)([])) == []
     assert not is_fetched(networks.network_within(model, None, 7, tmp_path))  # nothing was done
-    assert list(networks.record_placement([3, 4], model.network, tmp_path)) == [3, 4]
+    assert list(networks.placement_bar(model.network, tmp_path)([3, 4], unit="text")) == [3, 4]
     assert is_fetched(networks.network_within(model, None, 7, tmp_path))
     monkeypatch.setattr(networks, "free_memory", lambda: 1.0)
-    assert list(networks.record_placement([3], model.loaded().network, tmp_path)) == [3]
+    assert list(networks.placement_bar(model.loaded().network, tmp_path)([3])) == [3]
     assert not is_fetched(networks.network_within(model, None, 7, tmp_path))
     assert is_fetched(networks.network_within(model, 1e-3, 7, tmp_path))
     (tmp_path / networks.PLACEMENT).write_bytes(b"\xff\x00")  # no word of ours, nor text
