@@ -151,7 +151,8 @@ class Answer(NamedTuple):
         if without is None:
             return ""
         if without == self.shown:
-            return "The model then gives the same answer."
+            alike = "begins its answer alike" if self.cut else "gives the same answer"
+            return f"The model then {alike}."
         if not without:
             return "The model then says nothing."
         stop = "" if without.endswith((".", "!", "?")) else "."
@@ -202,8 +203,9 @@ def answer_finding(
     documents = [part for part in parts if part.kind == "document"]
     top, least = (end(documents, key=lambda part: part.score) for end in (max, min))
     tokens = sum(part.tokens for part in documents)
-    scores_most = f"the answer “{answer}”; “{top.name}” scores most"
-    opening = f"The answer “{answer}” comes from “{top.name}” most of all"
+    quoted = f"“{answer}”" if answer else "without visible letters"
+    scores_most = f"the answer {quoted}; “{top.name}” scores most"
+    opening = f"The answer {quoted} comes from “{top.name}” most of all"
     if foil:
         opening = f"“{top.name}” decides most between “{answer}” and “{foil}”"
     elif verdict == "unsupported":
@@ -219,7 +221,7 @@ def answer_finding(
             f"{percent(sum(part.score for part in documents))} of the whole influence."
         )
     if top.score <= 0 and verdict in (None, "supported"):
-        opening = f"No document speaks for “{answer}”; the least against it, “{top.name}”"
+        opening = f"No document speaks for the answer {quoted}; the least against it, “{top.name}”"
     least_against = max(0.0 if foil else AGAINST, 2 * (least.error or 0.0))
     is_against = least.score <= -least_against and least.score < 0 < top.score
     against = f" Against it speaks “{least.name}” most: {least.score:+.2f}." * is_against

@@ -12,7 +12,7 @@ from lim_jax.attribution.answer_comparison import ANSWER, ComparedAnswers
 from lim_jax.attribution.mean_scores import ScoresOfContexts
 from lim_jax.attribution.method import Scores
 from lim_jax.attribution.orders import ShuffledShares
-from lim_jax.attribution.parts import Shares, context_ids, iterate_parts
+from lim_jax.attribution.parts import Shares, context_ids, is_document, iterate_parts
 from lim_jax.attribution.profile_run import Measured
 from lim_jax.attribution.signed_profile import SignedProfile
 from lim_jax.attribution.token_text import group_tokens
@@ -85,14 +85,15 @@ def write_scores(result: ScoresOfContexts, loss: str, folder: Path) -> None:
 
 
 def _scores_by_context(result: ScoresOfContexts) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of records_by_context.csv: the score of each part of each context."""
+    """Yield the rows of records_by_context.csv: the score of each part that the method scores."""
     ids = context_ids(result.contexts)
     columns = ids, result.contexts, result.scores
     for number, (id, context, scores) in enumerate(zip(*columns, strict=True)):
         by_name = scores.by_name()
         for part, positions in iterate_parts(context):
             share = positions.size / context.length
-            yield number, id, *part, by_name.get(part, 0.0), positions.size, share
+            if part in by_name or is_document(*part):
+                yield number, id, *part, by_name.get(part, 0.0), positions.size, share
 
 
 def _scores_by_token(result: ScoresOfContexts) -> Iterator[tuple[Any, ...]]:

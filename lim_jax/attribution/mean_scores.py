@@ -115,6 +115,8 @@ def scores_finding(result: ScoresOfContexts) -> str:
     """Tell which part's score is the largest on average, and which speaks against what is asked."""
     named = (part for part in result.records if part.kind != UNNAMED)
     parts = sorted(named, key=lambda part: part.score)
+    if not parts:
+        return f"No named part has a score by {result.method}."
     least = parts[0]
     top = parts[-1]
     finding = f"“{top.name}” has the largest score by {result.method}, {_with_error(top)}."

@@ -44,10 +44,15 @@ def shares_by_context(contexts: Sequence[Context], energies: Sequence[np.ndarray
 def scores_by_context(
     contexts: Sequence[Context], scores: Sequence[Mapping[tuple[str, str], float]]
 ) -> Shares:
-    """Collect each part's score, in place of a share, and its tokens, a row for each context."""
+    """Collect each part's score, in place of a share, and its tokens, a row for each context.
+
+    A document without a score has no tokens and gives nothing; other parts without are left out.
+    """
     parts: dict[tuple[str, str], PartByContext] = {}
     for number, (context, scores_of_context) in enumerate(zip(contexts, scores, strict=True)):
         for part, positions in iterate_parts(context):
+            if part not in scores_of_context and not is_document(*part):
+                continue
             missing = np.full((len(contexts), 3), np.nan)
             part_rows = parts.setdefault(part, PartByContext(*part, missing))
             score = scores_of_context.get(part, 0.0)

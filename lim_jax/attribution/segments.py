@@ -184,7 +184,7 @@ def _segments(
     """Cut tokens into parts; for sentences their first `title` characters are a part."""
     text = "".join(texts)
     match parts:
-        case "answer":
+        case _ if parts == "answer" or not text:  # as where an answer ends within a character
             cut = [([*range(len(texts))], tuple(texts))]
         case "token" | "tokens":
             groups = [group for _, group in group_tokens(texts)]

@@ -81,6 +81,7 @@ class Support(NamedTuple):
             "verdict": self.verdict,
             "document": self.name,
             "loss": self.loss,
+            "loss_without_copies": self.loss_without_copies,
             "answer_without": self.answer_without,
         }
 

@@ -183,9 +183,11 @@ def _documents(
 
 
 def _title_tokens(part: Segment) -> int:
-    """Return with how many tokens a document's first part begins that say its title alone."""
+    """Return with how many tokens a document's first part begins that show its title alone."""
     ends = np.cumsum([len(text) for text in part.texts])
-    return int(np.searchsorted(ends, title_size(part.within, part.text), side="right"))
+    in_title = ends <= title_size(part.within, part.text)
+    shows = np.array([text != "" for text in part.texts])  # of a character its last token does
+    return int(np.max(np.flatnonzero(in_title & shows) + 1, initial=0))
 
 
 def _tokens(texts: Sequence[str], positions: np.ndarray) -> list[tuple[str, list[int]]]:

@@ -79,9 +79,12 @@ def test_the_first_sentence_names_a_source_where_there_is_one():
         "It is not clear whether a document supports the answer “Wren”; “guide” scores most"
         + numbers
     )
+    assert answer_finding(parts, "", signed=True, verdict="supported") == (
+        f"The answer without visible letters comes from “guide” most of all{numbers}"
+    )
     parts = [part._replace(score=-part.score) for part in parts]
     beginnings = {
-        None: "No document speaks for “Wren”; the least against it, “survey”: -0.12",
+        None: "No document speaks for the answer “Wren”; the least against it, “survey”: -0.12",
         "unsupported": "No document supports the answer “Wren”; “survey” scores most: -0.12",
         "unclear": "It is not clear whether a document supports the answer “Wren”; “survey”",
     }
@@ -167,7 +170,14 @@ def test_ask_says_whether_a_document_supports_the_answer(method):
         "verdict": answered.support.verdict,
         "document": answered.parts[0].name,
         "loss": answered.support.loss,
+        "loss_without_copies": None,  # this method tells of no copies
         "answer_without": None,  # it was not the model's own
+    }
+    told = answered.support._replace(loss_without_copies=1.5, answer_without="He").record()
+    assert told == record | {
+        "verdict": "supported",
+        "loss_without_copies": 1.5,
+        "answer_without": "He",
     }
     assert answered.support.finding in answered.finding
     beside = lim.ask(model, "Who sang?", DOCUMENTS, answer="It", foil="He", method=method)
@@ -193,6 +203,8 @@ def test_what_is_answered_without_the_document_is_said_after_what_the_answer_los
     found = answered._replace(support=support._replace(answer_without=without)).finding
     told = f" {support.finding} {sentence}".rstrip()
     assert f"{told} All documents together" in found
+    cut = answered._replace(cut=True, support=support._replace(answer_without="It...")).finding
+    assert "The model then begins its answer alike." in cut, "what follows is not known"
     assert ("The model then" in found) == (without is not None)
 
 

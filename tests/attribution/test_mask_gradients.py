@@ -23,7 +23,7 @@ from lim_jax.attribution.segments import (
 )
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.foils import contrast_loss
-from lim_jax.prompts.contexts import tokenize_context
+from lim_jax.prompts.contexts import tokenize_context, tokenize_prompt
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.results import to_xarray
 from lim_jax.results.tables import FILES, write_table
@@ -73,6 +73,15 @@ def test_an_answer_is_cut_where_the_loss_asks():
     (whole,) = answer_segments(CONTEXT, None, "answer")
     assert whole.text == " It is é. So."
     assert whole.positions.tolist() == np.flatnonzero(CONTEXT.weights).tolist()
+
+
+@pytest.mark.parametrize("parts", ["answer", "sentence"])
+def test_an_answer_that_shows_no_character_is_one_part(parts):
+    """As one that was cut within the bytes of its first character."""
+    answer = np.array([0xC3], np.int32)
+    context = tokenize_prompt(RenderedPrompt("Wren?", ((0, 4, "a"),))).with_answer(answer)
+    (segment,) = answer_segments(context, None, parts)
+    assert segment.positions.tolist() == [4] and not segment.text.strip("\N{REPLACEMENT CHARACTER}")
 
 
 PARTS = [*answer_segments(CONTEXT, None, "token"), *answer_segments(CONTEXT, None, "answer")]
@@ -129,6 +138,35 @@ def test_scores_are_derivatives_and_those_of_tokens_sum_to_the_answers(
     np.testing.assert_allclose(np.sum(tokens, axis=0), whole, rtol=1e-9, atol=1e-14)
     for column, part in zip(scores.by_part.T, DOCUMENTS, strict=True):
         np.testing.assert_allclose(column, derivatives[:, part.positions].sum(axis=1), rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_gradients_at_other_weights_are_one_program_and_each_is_kept(model, tmp_path):
+    """A run that stopped after two goes on at the third, and takes what it takes in one go."""
+    inputs = model, CONTEXT, PARTS[:1], LOSS
+
+    def stopping(items, **_):
+        yield from items[:2]
+        raise KeyboardInterrupt
+
+    def counting(items, **options):
+        bars.append((len(items), options))
+        return items
+
+    bars = []
+    at = np.log([0.02, 0.1, 0.5])
+    expected = mask_gradients.mask_gradients(*inputs, at, Run())
+    assert np.abs(np.diff(expected, axis=0)).max() > 1e-6
+    with compilations() as programs:
+        more = mask_gradients.mask_gradients(*inputs, np.log([0.1, 0.02, 0.3, 0.5, 0.2]), Run())
+    assert not programs
+    np.testing.assert_array_equal(more[[1, 0, 3]], expected)
+    with pytest.raises(KeyboardInterrupt):
+        mask_gradients.mask_gradients(*inputs, at, Run(tmp_path, stopping))
+    assert len(list(tmp_path.iterdir())) == 2
+    again = mask_gradients.mask_gradients(*inputs, at, Run(tmp_path, counting))
+    np.testing.assert_array_equal(again, expected)
+    assert bars == [(3, {"desc": "mask gradients", "unit": "gradient"})]
 
 
 @pytest.mark.slow

@@ -211,8 +211,8 @@ def test_a_finding_names_what_speaks_against_only_where_another_speaks_for():
     )
     said = answer_finding(rated(-0.25, -0.5), "Wren", signed=True)
     assert said == (
-        "No document speaks for “Wren”; the least against it, “a”: -0.25, with 10 of 20 tokens of "
-        "documents."
+        "No document speaks for the answer “Wren”; the least against it, “a”: -0.25, with 10 of 20 "
+        "tokens of documents."
     )
     assert "gainst" not in answer_finding(rated(0.25, 0.5), "Wren", signed=True)
     assert "gainst" not in answer_finding(rated(0.25, -1.49), "Wren", signed=True), "as others do"

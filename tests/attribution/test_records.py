@@ -20,6 +20,7 @@ from lim_jax.attribution.files import (
     write_contexts,
     write_measured,
     write_orders,
+    write_scores,
 )
 from lim_jax.attribution.mean_scores import (
     MeanScore,
@@ -83,6 +84,25 @@ def test_shares_of_scores_of_both_signs_are_of_the_documents_sizes():
     assert by_name["two"].of_documents == pytest.approx(-3 / 4)
     assert by_name["question"].of_documents is None and by_name[""].of_documents is None
     assert by_name["one"].score == pytest.approx(-0.5) and by_name["one"].contexts == 2
+
+
+def test_parts_that_a_method_does_not_score_have_no_record(tmp_path):
+    """As the question by a path; a document without tokens alone gives nothing where it stands."""
+    contexts = [context("abcde", one=[0], two=[1, 2], question=[3], three=[]), CONTEXTS[1]]
+    scores = [scored({("one", "part"): -1.0, ("two", "part"): -3.0}), scored(SCORES[1])]
+    means = mean_scores_of_parts(contexts, scores)
+    assert [(mean.name, mean.score, mean.contexts) for mean in means] == [
+        ("one", -1.5, 2), ("two", -3.0, 1), ("three", 0.0, 1), ("", 1.0, 1),
+    ]  # fmt: skip
+    result = ScoresOfContexts("mask-path", contexts, scores, means)
+    write_scores(result, "margin", tmp_path)
+    rows = rows_of(tmp_path / "records_by_context.csv")
+    assert [(row["context"], row["name"], float(row["score"])) for row in rows] == [
+        ("0", "one", -1.0), ("0", "two", -3.0), ("0", "three", 0.0), ("1", "one", -2.0),
+        ("1", "", 1.0),
+    ]  # fmt: skip
+    alone = ScoresOfContexts("mask-path", [], [], [mean for mean in means if not mean.name])
+    assert scores_finding(alone) == "No named part has a score by mask-path."
 
 
 def test_the_tokens_of_a_record_that_hold_most_are_those_that_speak_for_it():

@@ -463,8 +463,8 @@ def test_the_finding_of_one_document_and_of_none_that_matters():
     against = [one._replace(score=-0.5 - at) for at, one in enumerate(nothing)]
     said = answer_finding(against, "b", signed=True)
     assert said == (
-        "No document speaks for “b”; the least against it, “a”: -0.50, with 4 of 8 tokens of "
-        "documents."
+        "No document speaks for the answer “b”; the least against it, “a”: -0.50, with 4 of 8 "
+        "tokens of documents."
     )
 
 

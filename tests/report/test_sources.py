@@ -116,6 +116,22 @@ def test_a_title_stands_once_above_its_document(parts):
     np.testing.assert_allclose(data["parts"], by_part[:, scores.documents])
 
 
+def test_tokens_that_show_nothing_of_a_title_are_not_taken_for_it():
+    """A letter of several tokens that begins a document counts with its first, titled or not."""
+    documents = [Document("Å", "Éa."), Document("", "Éire.")]
+    context = tokenize_context(document_prompt(documents, "Where?"), " Å")
+    parts = document_segments(context, "paragraphs")
+    by_part = np.array([[part.positions.size for part in parts]], float)
+    scores = Scores(answer_segments(context), parts, by_part)
+    page = Read(sources_page(scores, context, question="?", how="drawn"))
+    texts = [part["inner"] for part in page.all("span", "part")]
+    assert texts == ["Éa.", "Éire."]
+    data = page.json("data")
+    steps = np.frombuffer(base64.b64decode(data["steps"]), np.int8).tolist()
+    shown = dict(zip([token["inner"] for token in page.all("span", "t")], steps, strict=True))
+    assert shown["É"] == pytest.approx(2 * shown["a"], abs=1), "each token of these counts one"
+
+
 NAMES = (f"</script>{SCRIPT}", 'it\'s "so", “so” & so', "السوق")
 SUFFICES = "one of these suffices: "
 NEEDED = "needed together with "
