@@ -198,7 +198,7 @@ class SharingPeer(Peer):
 
     def begin(self, contexts: list[Context]) -> None:
         """Read what all contexts begin with, with the documents at both weights."""
-        rows = [context.window[: np.flatnonzero(context.weights)[0]] for context in contexts]
+        rows = [context.window[: context.first_query] for context in contexts]
         shortest = min(map(len, rows))
         alike = np.ptp(np.stack([row[:shortest] for row in rows]), axis=0) == 0
         self.length = shortest if alike.all() else int(alike.argmin())

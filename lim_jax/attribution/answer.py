@@ -54,6 +54,9 @@ class Answer(NamedTuple):
         Scores of parts of the answer by parts of the context.
     support
         Whether a document supports the answer; None of an answer beside a foil.
+    together
+        What the answer loses without sets of the documents that score most; None where the method
+        is not "informed", or its passes do not suffice.
     """
 
     question: str
@@ -65,6 +68,7 @@ class Answer(NamedTuple):
     context: Context
     scores: Scores
     support: Support | None = None
+    together: Together | None = None
 
     @property
     def tokens(self) -> Float[np.ndarray, " length"] | None:
@@ -76,11 +80,6 @@ class Answer(NamedTuple):
         """How much all documents together add to the answer's log odds; None where unknown."""
         effects = self.scores.total_effect
         return None if effects is None else float(effects.sum())
-
-    @property
-    def together(self) -> Together | None:
-        """What the answer loses without sets of documents, of the method informed; None else."""
-        return self.scores.together
 
     @property
     def shown(self) -> str:

@@ -85,7 +85,6 @@ def explain_contexts(
 
     def explain() -> explanations.Explanation:
         """Explain the network on the contexts, with a bar for contexts and then for criteria."""
-        units = iter(("context", "criterion"))  # the bar is first of contexts, then of criteria
         return explanations.explain(
             network,
             windows,
@@ -95,7 +94,7 @@ def explain_contexts(
             depth=depth,
             loss=loss,
             certificates=certificates,
-            progress=lambda numbers: bar(numbers, desc="explaining", unit=next(units)),
+            progress=partial(bar, desc="explaining", unit="step"),
         )
 
     result = _once(unfinished / EXPLANATION, len(windows), explain)

@@ -108,7 +108,7 @@ def losses_at_ends(
         parts=[document_numbers(context)],
         **run_options("all documents", run),
     )
-    return ends
+    return ends.T
 
 
 def with_documents_at(
@@ -137,15 +137,18 @@ def _losses_at_ends(
     ids: Int[Array, " length"],
     y: Targets | Contrast,
     parts: Int[Array, " length"],
-) -> Float[Array, "2 rows"]:
-    """Compute each row's loss with all documents at the weight `LEAST`, and at one."""
+) -> Float[Array, "rows 2"]:
+    """Compute each row's loss with all documents at the weight `LEAST`, and at one.
+
+    Rows stand first: they are no more than the context's tokens, to which results are cut.
+    """
     x = loss.embed(model, ids, y)
 
     def at(log_weight: Float[Array, ""]) -> Float[Array, " rows"]:
         """Compute the rows' losses with a log weight on the documents."""
         return losses_of_rows(rows, loss, model, x, with_documents_at(log_weight, x, y, parts))
 
-    return jax.lax.map(at, jnp.asarray([math.log(LEAST), 0], x.dtype))
+    return jax.lax.map(at, jnp.asarray([math.log(LEAST), 0], x.dtype)).T
 
 
 def _losses_after(
@@ -156,7 +159,7 @@ def _losses_after(
     ids: Int[Array, " length"],
     y: Targets,
     parts: Int[Array, " length"],
-) -> Float[Array, "2 rows"]:
+) -> Float[Array, "rows 2"]:
     """Do as `_losses_at_ends` after a prefix that was read at both weights."""
     assert isinstance(loss.loss, LossOfLogits)
     loss_of_logits = loss.loss
@@ -169,7 +172,7 @@ def _losses_after(
         state = pass_rest(model, prefix, caches, ids, grid).state
         return losses_of_state(rows, loss_of_logits, model, state, targets)
 
-    return jax.lax.map(at, (prefix.log_weights, prefix.caches))
+    return jax.lax.map(at, (prefix.log_weights, prefix.caches)).T
 
 
 def _gradients_at(

@@ -12,7 +12,6 @@ from lim_jax._checks import require
 from lim_jax.attribution.parts import is_document
 from lim_jax.attribution.profile_run import Bar, no_bar
 from lim_jax.attribution.segments import AnswerParts, DocumentParts, Segment
-from lim_jax.attribution.together import Together
 from lim_jax.density.adjoints import Loss
 from lim_jax.models.causal import CausalLM
 from lim_jax.models.ids import Padding
@@ -42,10 +41,10 @@ class Cost(NamedTuple):
         return self.passes + 2 * self.gradients
 
     def __str__(self) -> str:
-        """Return the number of gradients in words, or that of passes where there are none."""
-        if self.gradients:
-            return f"{self.gradients} gradient" + ("s" if self.gradients > 1 else "")
-        return f"{self.passes} pass" + ("es" if self.passes > 1 else "")
+        """Return the number of passes in words, and that of gradients where there are any."""
+        passes = f"{self.passes} pass" + ("es" if self.passes > 1 else "")
+        gradients = f" and {self.gradients} gradient" + ("s" if self.gradients > 1 else "")
+        return passes + (gradients if self.gradients else "")
 
 
 def no_prefix(*_: Any, **__: Any) -> None:
@@ -99,9 +98,6 @@ class Scores(NamedTuple):
     losses
         The loss of each part of the answer on the whole context, of methods that read it; None
         else.
-    together
-        What the answer loses without sets of the documents that matter most, of methods that read
-        it; None else.
     """
 
     answer: Sequence[Segment]
@@ -112,7 +108,6 @@ class Scores(NamedTuple):
     note: str = ""
     errors: Float[np.ndarray, "answer parts"] | None = None
     losses: Float[np.ndarray, " answer"] | None = None
-    together: Together | None = None
 
     @property
     def documents(self) -> Int[np.ndarray, " documents"]:

@@ -118,7 +118,7 @@ def measured_contexts(
     contexts: Sequence[Context], energies: Sequence[np.ndarray], shares: Shares, delta: float
 ) -> MeasuredContexts:
     """Return what was measured of contexts, under their ids."""
-    first_queries = [int(np.flatnonzero(context.weights)[0]) for context in contexts]
+    first_queries = [context.first_query for context in contexts]
     by_name = {part.name: part.values[:, 0].tolist() for part in shares if part.kind != UNNAMED}
     return MeasuredContexts(context_ids(contexts), list(energies), first_queries, by_name, delta)
 

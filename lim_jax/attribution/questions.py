@@ -15,6 +15,7 @@ from lim_jax._partial_runs import checkpoint_folder, each_once
 from lim_jax.attribution.answer import Answer, AnswerPart
 from lim_jax.attribution.answer_comparison import shown_answer
 from lim_jax.attribution.method import Cost, Method, Run, Scores
+from lim_jax.attribution.methods import informed
 from lim_jax.attribution.methods.method_table import GRADIENT, INFORMED, PATH, method_named
 from lim_jax.attribution.parts import UNNAMED, iterate_parts
 from lim_jax.attribution.profile_run import Bar, no_bar, require_fitting
@@ -28,6 +29,7 @@ from lim_jax.attribution.segments import (
 )
 from lim_jax.attribution.support import PASSES, support_of_answer
 from lim_jax.attribution.time_budget import pass_operations
+from lim_jax.attribution.together import SETS, read_together
 from lim_jax.attribution.token_text import most_in_words, sum_by_text
 from lim_jax.attribution.without_parts import without_parts
 from lim_jax.checkpoints.text import texts_of_ids
@@ -37,7 +39,7 @@ from lim_jax.models.language_model import LanguageModel
 from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.documents import QUESTION, Document, named_documents, require_question
-from lim_jax.prompts.own_answers import ANSWERS, answer_ends, generate_answers
+from lim_jax.prompts.own_answers import ANSWERS, answer_ends, generate_answers, without_ends
 from lim_jax.prompts.prompt_files import Line, context_of_line, read_documents, spaced
 
 ANSWER_WITHOUT = "answer_without.jsonl"  # beside `own_answers.ANSWERS`
@@ -88,28 +90,46 @@ class ReadQuestion(NamedTuple):
     answer_parts: AnswerParts
     document_parts: DocumentParts
 
-    @property
-    def method(self) -> Method:
-        """The method, with the budget that was asked for."""
-        return method_named(self.method_name, self.question.passes)
+    def reads_sets(self, answer: int) -> bool:
+        """Tell whether sets of documents are left out too, for so many parts of the answer."""
+        passes = self.question.passes or informed.PASSES
+        return (
+            self.method_name == INFORMED
+            and not self.question.foil  # beside which no thresholds were measured
+            and len(self.line.documents) > 1
+            and informed.leaves_sets(passes, answer)
+        )
+
+    def method(self, answer: int) -> Method:
+        """Return the method with the budget that was asked for, less what sets take."""
+        passes = self.question.passes
+        if self.reads_sets(answer):
+            passes = (passes or informed.PASSES) - SETS
+        return method_named(self.method_name, passes)
 
     def cost(self, model: LanguageModel) -> Cost:
         """Return the cost of scores and support, estimated where the answer is not known yet.
 
         Then the model also answers anew, to the text without a document.
         """
-        more = PASSES
         if isinstance(self.read, Context):
-            answer = len(segments_of_answer(self.read, model.tokenizer, self.answer_parts))
-            parts = len(context_segments(self.read, self.document_parts))
+            context = self.read
+            answer = len(segments_of_answer(context, model.tokenizer, self.answer_parts))
+            more = PASSES
         else:
+            # An answer of one token stands for that which the model will give.
+            context = self.read.with_answer(self.read.encoded.ids[-1:], model.tokenizer, self.loss)
             tokens = self.question.answer_tokens
             counts = {"answer": 1, "token": tokens}
             answer = counts.get(self.answer_parts, max(1, tokens // SENTENCE))
-            parts = len(self.line.documents) + 2  # the question and the rest too
-            more += 1
-        cost = self.method.cost(parts, answer)
-        return cost if self.question.foil else cost._replace(passes=cost.passes + more)
+            more = PASSES + 1
+        parts = len(context_segments(context, self.document_parts))
+        cost = self.method(answer).cost(parts, answer)
+        if self.question.foil:
+            return cost
+        if self.reads_sets(answer):
+            more += SETS - PASSES  # support is among these
+        return cost._replace(passes=cost.passes + more)
 
     def operations(self, model: LanguageModel) -> int:
         """Return about how many operations scores and support take."""
@@ -256,15 +276,14 @@ def answer_question(model: LanguageModel, prompt: ReadQuestion, run: Run) -> Ans
     question = prompt.question
     context = answer_context(model, prompt.read, prompt.loss, question.answer_tokens, run)
     loss = loss_kind(prompt.loss).loss
-    scores = prompt.method.scores(
-        model.network,
-        context,
-        segments_of_answer(context, model.tokenizer, prompt.answer_parts),
-        context_segments(context, prompt.document_parts),
-        loss,
-        run,
-    )
-    support = support_of_answer(model.network, context, scores, loss, run.within("support"))
+    network = model.network
+    answer = segments_of_answer(context, model.tokenizer, prompt.answer_parts)
+    parts = context_segments(context, prompt.document_parts)
+    scores = prompt.method(len(answer)).scores(network, context, answer, parts, loss, run)
+    together = None
+    if prompt.reads_sets(len(answer)):
+        together = read_together(network, context, scores, loss, run.within("sets"))
+    support = support_of_answer(network, context, scores, loss, run.within("support"), together)
     if support is not None and isinstance(prompt.read, PromptOnly):
         text = answer_without(model, prompt, context, support.name, run)
         support = support._replace(answer_without=text)
@@ -278,6 +297,7 @@ def answer_question(model: LanguageModel, prompt: ReadQuestion, run: Run) -> Ans
         context=context,
         scores=scores,
         support=support,
+        together=together,
     )
 
 
@@ -320,8 +340,15 @@ def question_line(
 ) -> Line:
     """Return the line of a file that would ask the question about these documents."""
     require_question(question)
-    for text, name in (("" if answer is None else answer, "answer"), (foil, "foil")):
-        require_text(text, name)
+    for text, name in ((answer, "answer"), (foil or None, "foil")):
+        require_text("" if text is None else text, name)
+        require(
+            text is None or text.strip() != "",
+            name,
+            got=f"{text!r}",
+            expected="words",
+            cure="Leave it out for none, as of an answer that the model is to give itself.",
+        )
     if isinstance(documents, str | Path):
         read = read_documents(documents)
     else:
@@ -376,7 +403,7 @@ def answer_without(
     """Return what the model answers to the text without a document, in one line."""
     parts = context_segments(context)
     left = without_parts(context, parts, np.array([part.within != name for part in parts]))
-    ids = left.window[: np.flatnonzero(left.weights)[0] + 1]
+    ids = left.window[: left.first_query + 1]
     tokens = prompt.question.answer_tokens
     ends = answer_ends(model, context.chat)
     size = padded_length(prompt.read.length + tokens - 1)  # that of the whole text, as its program
@@ -394,11 +421,9 @@ def answer_without(
         asked = digest((model.network, ids, tokens, ends))
         about = {"function": "answer_without", "prompt": asked}
     bar = partial(run.bar, desc="answering without it", unit="context", leave=False)
-    answered = np.array(each_once({name: give_answer}, file, about, bar)[name], np.int32)
-    is_end = np.isin(answered, ends)
-    said = answered[~is_end]
+    said, cut = without_ends(each_once({name: give_answer}, file, about, bar)[name], ends)
     texts = texts_of_ids(said, model.tokenizer) if said.size else []
-    return shown_answer("".join(texts), cut=not is_end.any())
+    return shown_answer("".join(texts), cut)
 
 
 def part_rows(line: Line, context: Context, scores: Scores) -> tuple[AnswerPart, ...]:

@@ -32,6 +32,5 @@ def shared_texts(model: CausalLM, contexts: Sequence[Context]) -> TextsOf:
 
 def _reading(context: Context) -> Reading:
     """Return what is read of a context; to share it others need its ids and its documents."""
-    asked = np.flatnonzero(context.weights)
     rows = np.stack([context.window[:-1], document_numbers(context)], axis=1)
-    return Reading(rows[: asked[0]], context.length, context.length)
+    return Reading(rows[: context.first_query], context.length, context.length)

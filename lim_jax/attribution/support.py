@@ -4,7 +4,7 @@ from typing import Any, Literal, NamedTuple
 
 from lim_jax.attribution.method import Run, Scores
 from lim_jax.attribution.segments import whole_answer
-from lim_jax.attribution.together import masks_without_sets, most_telling
+from lim_jax.attribution.together import Together, masks_without_sets, most_telling
 from lim_jax.attribution.without_parts import losses_without
 from lim_jax.density.adjoints import Loss
 from lim_jax.models.causal import CausalLM
@@ -87,14 +87,31 @@ class Support(NamedTuple):
 
 
 def support_of_answer(
-    model: CausalLM, context: Context, scores: Scores, loss: Loss, run: Run
+    model: CausalLM,
+    context: Context,
+    scores: Scores,
+    loss: Loss,
+    run: Run,
+    together: Together | None = None,
 ) -> Support | None:
     """Take the document that scores most out of the text, and read that again.
 
-    None of an answer beside a foil, of which no thresholds were measured.
+    `together` has that where all sets of documents were taken out. None of an answer beside a foil,
+    of which no thresholds were measured.
     """
     if context.contrast is not None:
         return None
+    effects = scores.total_effect
+    total_effect = None if effects is None else float(effects.sum())
+    if together is not None:
+        name = together.names[0]
+        of_copies = [
+            group.loss_without_all
+            for group in together.groups
+            if group.relation == "one suffices" and name in group.names
+        ]
+        loss_without = float(together.losses[1])
+        return Support(name, loss_without, total_effect, max(of_copies, default=None))
     by_part = scores.by_part.sum(axis=0)
     name, *_ = most_telling(scores.parts, by_part, scores.documents.tolist())
     masks = masks_without_sets(scores.parts, [name])
@@ -103,12 +120,4 @@ def support_of_answer(
     answer = [whole_answer(context)]
     losses = losses_without(model, context, answer, scores.parts, masks, loss, run)[:, 0]
     whole = losses[0] if scores.losses is None else scores.losses.sum()
-    effects = scores.total_effect
-    total_effect = None if effects is None else float(effects.sum())
-    groups = [] if scores.together is None else scores.together.groups
-    of_copies = [
-        group.loss_without_all
-        for group in groups
-        if group.relation == "one suffices" and name in group.names
-    ]
-    return Support(name, float(losses[-1] - whole), total_effect, max(of_copies, default=None))
+    return Support(name, float(losses[-1] - whole), total_effect)

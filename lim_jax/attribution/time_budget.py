@@ -146,13 +146,12 @@ def estimate_seconds(
     # Weights that are left in their files are read for a page and for energies.
     twice = network.flow.is_offloaded
     measured = ENERGIES / 3 * cost * sum(passes if twice else passes[contexts_on_page:])
-    operations = measured + PAGE * sum(passes[:contexts_on_page]) + sum(passes[:contexts_to_answer])
+    total = measured + PAGE * sum(passes[:contexts_on_page]) + sum(passes[:contexts_to_answer])
     width = network.embedding.shape[1]
     compute = compute or network.flow.compute
-    product = each = 1 / _product_rate(width, None)
-    if compute is not None:
-        product = 1 / _product_rate(width, compute)
-    return COMPILING + operations * (product + (1 / PASS_RATE - 1) * each)
+    each = 1 / _product_rate(width, None)
+    product = each if compute is None else 1 / _product_rate(width, compute)
+    return COMPILING + total * (product + (1 / PASS_RATE - 1) * each)
 
 
 def pass_operations(network: CausalLM, tokens: int) -> int:

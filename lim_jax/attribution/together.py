@@ -7,9 +7,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from lim_jax.attribution.segments import Segment
+from lim_jax.attribution.method import Run, Scores
+from lim_jax.attribution.segments import Segment, whole_answer
+from lim_jax.attribution.without_parts import losses_without
+from lim_jax.density.adjoints import Loss
+from lim_jax.models.causal import CausalLM
+from lim_jax.prompts.contexts import Context
 
 MOST = 3  # documents, of which all sets are left out
+SETS = 2**MOST - 1  # of these, but for none
 # Fewer log odds than these, which a set gives, are not said to be given by its documents together.
 LEAST = 0.5
 # Where documents without the others give less than this share of what all of a set give, one
@@ -122,6 +128,18 @@ class Together(NamedTuple):
         if min(alone) > (1 - SHARE) * without_all:
             return DocumentGroup(names, "needed together", min(alone), without_all)
         return None
+
+
+def read_together(
+    model: CausalLM, context: Context, scores: Scores, loss: Loss, run: Run
+) -> Together:
+    """Read the text without each set of the documents that score most, of a method that read it."""
+    assert scores.losses is not None
+    names = most_telling(scores.parts, scores.by_part.sum(axis=0), scores.documents.tolist())
+    masks = masks_without_sets(scores.parts, names)[1:]  # the first of them is the whole
+    answer = [whole_answer(context)]
+    losses = losses_without(model, context, answer, scores.parts, masks, loss, run)[:, 0]
+    return Together(names, np.append(0.0, losses - scores.losses.sum()))
 
 
 def most_telling(

@@ -56,7 +56,7 @@ def _places_kept(
     stays = np.ones(context.length, bool)
     for number in np.flatnonzero(~mask).tolist():
         stays[parts[number].positions] = False
-    stays[int(np.flatnonzero(context.weights)[0]) :] = True
+    stays[context.first_query :] = True
     return stays
 
 
@@ -71,7 +71,7 @@ def losses_without(
 ) -> Float[np.ndarray, "texts answer"]:
     """Compute the loss of each part of the answer, on the text that each of `masks` leaves."""
     require(
-        int(np.flatnonzero(context.weights)[0]) > 0,
+        context.first_query > 0,
         "loss",
         got="one that asks at every position",
         expected="one that asks for an answer after its prompt",
@@ -88,8 +88,9 @@ def losses_without(
     # Where a text was cut the answer asks as before, so that all texts have one program.
     rows = jax.device_put(answer_rows(model, context, answer, loss))
     program = jax.tree_util.Partial(_text_losses, rows)
-    kept = np.stack([_places_kept(context, parts, mask) for mask in masks])
-    prefixes = None if rows is None else run.texts(kept)
+    prefixes = None
+    if rows is not None:
+        prefixes = run.texts(np.stack([_places_kept(context, parts, mask) for mask in masks]))
     if prefixes is not None:
         program = jax.tree_util.Partial(_text_losses_after, rows, prefixes)
         numbers = [np.full(len(window) - 1, text, np.int32) for text, window in enumerate(windows)]

@@ -25,8 +25,8 @@ Rows = Int[np.ndarray, "_ fields"]
 # So many contexts at least share a prefix. Of SmolLM2 and 400 ids its programs took 6 s of one core
 # to compile, and each context 1.7 s less (answers and mask gradients).
 CONTEXTS = 5
-MULTIPLE = 16  # of ids that are read at once
-READ_AT_ONCE = 4  # prefixes that are kept, with different weights of parts or places left out
+MULTIPLE = 16  # of the places of texts
+READ_AT_ONCE = 5  # readings of a prefix that are kept, as a path may take at different weights
 KEPT_IN_MEMORY = 1 << 29  # bytes that layers keep of one of these at most
 
 
@@ -140,18 +140,16 @@ def common_prefixes(model: CausalLM, readings: Sequence[Reading]) -> list[Common
     if not has_kv_cache(model.flow) or model.flow.is_offloaded:
         return prefixes
     groups = [group for group in _groups(readings) if len(group.contexts) >= CONTEXTS]
-    # One number of ids for all: the longest of what follows a prefix.
-    following = [
-        readings[number].ids - len(group.rows) for group in groups for number in group.contexts
-    ]
-    rest = -(-max(following, default=0) // MULTIPLE) * MULTIPLE
+    # Both paddings fit lengths that several contexts have, as those of a group do.
+    rests = [max(readings[number].ids for number in of) - len(rows) for of, rows, _ in groups]
+    padding_of_rests = fitted_padding(np.repeat(rests, CONTEXTS).tolist())
+    rests = [padding_of_rests(rest) for rest in rests]
     places = [
         max(len(group.rows) + rest, *(readings[number].places for number in group.contexts))
-        for group in groups
+        for group, rest in zip(groups, rests, strict=True)
     ]
-    # It fits lengths that several contexts have, as those of a group do.
     padding = fitted_padding(np.repeat(places, CONTEXTS).tolist())
-    for (contexts, rows, _), most in zip(groups, places, strict=True):
+    for (contexts, rows, _), rest, most in zip(groups, rests, places, strict=True):
         size = padded_size(model, most, padding)
         if size <= known_length(model) and model.same_rope(len(rows), size):
             prefix = CommonPrefix(contexts, rows, rest, size)
@@ -163,20 +161,24 @@ def prefix_reader(model: CausalLM, readings: Sequence[Reading]) -> PrefixOf:
     """Return a function from a context's number to the prefix that it shares, or to None.
 
     A prefix is read when it is first asked for, with the log weights that its parts are to have,
-    and kept while contexts share it.
+    and kept until contexts ask for another.
     """
     prefixes = common_prefixes(model, readings)
 
-    @lru_cache(maxsize=READ_AT_ONCE)
-    def read(
-        contexts: range, log_weights: tuple[float, ...] | None, keep_states: bool
-    ) -> ReadPrefix | None:
-        """Read the prefix of some contexts, unless layers keep too much of it."""
-        prefix = prefixes[contexts.start]
+    @lru_cache(maxsize=1)
+    def reader_of(first: int) -> PrefixOf:
+        """Return a function that reads the prefix of the contexts from this number on."""
+        prefix = prefixes[first]
         assert prefix is not None
-        if not _fits_memory(model, prefix.size, len(log_weights or (0,))):
-            return None
-        return read_prefix(model, prefix, log_weights, keep_states=keep_states)
+
+        @lru_cache(maxsize=READ_AT_ONCE)
+        def read(log_weights: tuple[float, ...] | None, keep_states: bool) -> ReadPrefix | None:
+            """Read the prefix, unless layers keep too much of it."""
+            if not _fits_memory(model, prefix.size, len(log_weights or (0,))):
+                return None
+            return read_prefix(model, prefix, log_weights, keep_states=keep_states)
+
+        return read
 
     def prefix_of(
         number: int, log_weights: tuple[float, ...] | None = None, *, keep_states: bool = False
@@ -188,7 +190,7 @@ def prefix_reader(model: CausalLM, readings: Sequence[Reading]) -> PrefixOf:
         states = len(log_weights or ()) * model.flow.depth * prefix.size * model.embedding.shape[1]
         if keep_states and states * model.embedding.dtype.itemsize > STATES_IN_MEMORY:
             return None
-        return read(prefix.contexts, log_weights, keep_states)
+        return reader_of(prefix.contexts.start)(log_weights, keep_states)
 
     return prefix_of
 
@@ -196,23 +198,30 @@ def prefix_reader(model: CausalLM, readings: Sequence[Reading]) -> PrefixOf:
 def texts_reader(model: CausalLM, readings: Sequence[Reading]) -> TextsOf:
     """Return a function from a context's number to what texts keep of the prefix that it shares.
 
-    The texts are read when they are first asked for, and kept while contexts ask for the same.
+    The texts are read when they are first asked for, and kept until contexts ask for others.
     """
     prefixes = common_prefixes(model, readings)
 
-    @lru_cache(maxsize=READ_AT_ONCE)
-    def read(contexts: range, kept: bytes) -> ReadPrefix | None:
-        """Read texts of some contexts, unless layers keep too much of them."""
-        prefix = prefixes[contexts.start]
+    @lru_cache(maxsize=1)
+    def reader_of(first: int) -> Callable[[bytes], ReadPrefix | None]:
+        """Return a function that reads texts of the contexts from this number on."""
+        prefix = prefixes[first]
         assert prefix is not None
-        return read_texts(model, prefix, np.frombuffer(kept, bool).reshape(-1, len(prefix.rows)))
+
+        @lru_cache(maxsize=READ_AT_ONCE)
+        def read(kept: bytes) -> ReadPrefix | None:
+            """Read texts, unless layers keep too much of them."""
+            rows = np.frombuffer(kept, bool).reshape(-1, len(prefix.rows))
+            return read_texts(model, prefix, rows)
+
+        return read
 
     def texts_of(number: int, kept: Kept) -> ReadPrefix | None:
         """Return what texts keep of the prefix of one context; None where there is none."""
         prefix = prefixes[number]
         if prefix is None:
             return None
-        return read(prefix.contexts, kept[:, : len(prefix.rows)].tobytes())
+        return reader_of(prefix.contexts.start)(kept[:, : len(prefix.rows)].tobytes())
 
     return texts_of
 

@@ -19,6 +19,7 @@ from lim_jax.tasks import encode_text
 from lim_jax.tasks.prompts import EncodedText
 
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; bytes do without
+SHOWN_OF_PROMPT = 60  # characters before an answer that is empty
 NAMED = re.compile(r"[<\[].+[>\]]")  # as tokens of control are
 
 
@@ -65,6 +66,11 @@ class Context(NamedTuple):
         return len(self.weights)
 
     @property
+    def first_query(self) -> int:
+        """The first place that asks."""
+        return int(np.flatnonzero(self.weights)[0])
+
+    @property
     def part_texts(self) -> dict[str, dict[int, str]]:
         """What tokens show of each named part, by their positions and in order."""
         by_name: dict[str, dict[int, str]] = {}
@@ -96,7 +102,7 @@ class PromptOnly(NamedTuple):
         require(
             answer.size > 0,
             "answer",
-            got="no ids",
+            got=f"no ids after {self.prompt.text[-SHOWN_OF_PROMPT:]!r}",
             expected="at least one",
             cure="Give an answer: the model ended at once.",
         )

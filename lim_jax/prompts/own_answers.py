@@ -5,6 +5,7 @@ from functools import partial
 
 import jax
 import numpy as np
+from jaxtyping import Int
 
 from lim_jax._checks import AnyPath, described, require, require_kind
 from lim_jax._digest import digest
@@ -80,9 +81,8 @@ def generate_answers(
 
     def answered(prompt: PromptOnly, answer_ids: list[int]) -> Context:
         """Return the context of a prompt and its answer."""
-        ids = np.array(answer_ids, np.int32)
-        ends = np.isin(ids, ends_of(prompt))
-        return prompt.with_answer(ids[~ends], model.tokenizer, loss)._replace(cut=not ends.any())
+        ids, cut = without_ends(answer_ids, ends_of(prompt))
+        return prompt.with_answer(ids, model.tokenizer, loss)._replace(cut=cut)
 
     def give_answer(number: int, prompt: PromptOnly) -> list[int]:
         """Let the model answer a prompt: the ids of the answer, with the one that ends it."""
@@ -144,6 +144,15 @@ def answer_ends(model: LanguageModel, in_chat: bool) -> tuple[int, ...]:
     template = model.chat_template if in_chat else None
     ends_of_turn = () if template is None else turn_ends(template, model.tokenizer)
     return *model.end_ids, *ends_of_turn
+
+
+def without_ends(
+    answer: Sequence[int], ends: Sequence[int]
+) -> tuple[Int[np.ndarray, " answer"], bool]:
+    """Return the ids of an answer but for those that end it, and whether none does."""
+    ids = np.array(answer, np.int32)
+    is_end = np.isin(ids, ends)
+    return ids[~is_end], not is_end.any()
 
 
 def _reading(prompt: PromptOnly, tokens: int) -> Reading:

@@ -13,6 +13,7 @@ from lim_jax.attribution.answer_comparison import dots_after
 from lim_jax.attribution.method import Scores, sum_by_part
 from lim_jax.attribution.methods.method_table import METHODS
 from lim_jax.attribution.segments import Segment, cut_tokens, document_segments
+from lim_jax.attribution.together import DocumentGroup
 from lim_jax.attribution.token_text import UNKNOWN, group_tokens, in_text, readable
 from lim_jax.prompts import sentence_spans
 from lim_jax.prompts.contexts import Context
@@ -82,6 +83,7 @@ def answer_page(answered: Answer, about: Mapping[str, str] | None = None) -> Pag
             how=method.how,
             unit=unit if method.signed else SHARE,
             findings=[answered.finding],
+            groups=[] if answered.together is None else answered.together.groups,
             about=about,
         )
     )
@@ -95,11 +97,11 @@ def sources_page(
     how: str,
     unit: str = UNIT,
     findings: Sequence[str] = (),
+    groups: Sequence[DocumentGroup] = (),
     about: Mapping[str, str] | None = None,
 ) -> str:
     """Return the HTML of a page of scores: by token and sentence, where tokens have scores."""
     require_extra("jinja2", "report")
-    groups = [] if scores.together is None else scores.together.groups
     scores = _shown_scores(scores, context)
     documents = _documents(scores.parts, scores.by_part)
     others = np.setdiff1d(np.arange(context.length), _positions(scores.parts))

@@ -128,6 +128,10 @@ def test_too_few_passes_leave_the_mask_gradient_alone(score, model):
     known = mask_gradient.METHOD.scores(model, CONTEXT, scores.answer, scores.parts, LOSS, Run())
     np.testing.assert_array_equal(scores.by_part, known.by_part)
     assert scores.errors is None
+    assert scores.note == (
+        "Scores are those of the mask gradient alone: 6 passes leave no texts beside it, 7 would."
+    )
+    assert score(7).errors is not None and not score(7).note
 
 
 def test_documents_are_scored_where_nothing_else_is_a_part(score, model):
@@ -171,12 +175,14 @@ def test_a_document_that_is_alone_is_left_out(score, model):
 
 @pytest.mark.parametrize(
     ("passes", "answer", "texts"),
-    [(16, 1, (22, 0)), (16, 3, (14, 0)), (4, 1, (0, 0)), (19, 1, (28, 0)), (20, 1, (16, 7))],
-)
+    [(16, 1, (22, False)), (16, 3, (14, False)), (4, 1, (0, False)), (19, 1, (28, False)),
+     (20, 1, (30, True)), (21, 2, (28, False)), (22, 2, (30, True))],
+)  # fmt: skip
 def test_texts_are_what_the_mask_gradient_leaves_of_the_passes(passes, answer, texts):
-    """It takes three passes, and two more for each part of the answer; a text half of one, and a
-    text without few documents a whole one, which is read where sixteen halves are left."""
-    assert informed.texts_of_passes(passes, answer) == texts
+    """It takes three passes, and two more for each part of the answer; a text half of one. Seven
+    texts without sets of documents are whole ones, and read where sixteen halves are left."""
+    many = informed.texts_of_passes(passes, answer), informed.leaves_sets(passes, answer)
+    assert many == texts
     assert informed.cost(passes, answer).total == max(passes, 3 + 2 * answer)
 
 

@@ -140,6 +140,16 @@ def test_scores_are_derivatives_and_those_of_tokens_sum_to_the_answers(
         np.testing.assert_allclose(column, derivatives[:, part.positions].sum(axis=1), rtol=1e-9)
 
 
+def test_a_context_of_one_token_has_losses_at_both_ends(model):
+    """The token, to which attention goes back whatever it weighs, gives nothing."""
+    prompt = RenderedPrompt("a", ((0, 1, "a"),))
+    context = tokenize_context(prompt, "b", loss="margin")
+    answer = [whole_answer(context)]
+    without, whole = mask_gradients.losses_at_ends(model, context, answer, LOSS, Run())
+    assert without.shape == (1,) and np.isfinite(whole).all()
+    np.testing.assert_allclose(without, whole, rtol=1e-12)
+
+
 @pytest.mark.slow
 def test_gradients_at_other_weights_are_one_program_and_each_is_kept(model, tmp_path):
     """A run that stopped after two goes on at the third, and takes what it takes in one go."""

@@ -391,7 +391,7 @@ def test_methods_say_their_cost():
         "1 pass",
         "11 passes",
     ]
-    assert str(METHODS["mask-path"].cost(10, 3)) == "21 gradients"
+    assert str(METHODS["mask-path"].cost(10, 3)) == "9 passes and 21 gradients"
     # Of an answer in two parts the path back is taken twice, and the ends of the path once.
     totals = {name: method.cost(10, 2).total for name, method in METHODS.items()}
     assert totals == {

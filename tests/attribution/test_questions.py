@@ -16,6 +16,7 @@ import lim_jax as lim
 from lim_jax.attribution import questions
 from lim_jax.attribution.answer import AnswerPart, answer_finding
 from lim_jax.attribution.files import write_answer
+from lim_jax.attribution.methods import informed
 from lim_jax.attribution.methods.method_table import METHODS
 from lim_jax.attribution.questions import Question, question_line, read_question
 from lim_jax.attribution.time_budget import pass_operations
@@ -307,6 +308,18 @@ def test_a_question_foretells_what_scoring_takes(network):
     assert cost("leave-one-out").total == cost("leave-one-out", answer="It").total == 5
     by_token = cost("leave-one-out", answer="It", document_parts="tokens").total
     assert by_token == 1 + sum(map(len, DOCUMENTS)) + 2
+    assert cost("leave-one-out", document_parts="tokens").total == by_token
+    # Seven sets of three documents are among the passes of a budget, and the answer without one.
+    assert cost("informed", answer="It", parts="answer", foil="").total == informed.PASSES
+    assert cost("informed", parts="answer", foil="").total == informed.PASSES + 1
+    assert cost("informed", answer="It", parts="token", foil="").total == informed.PASSES
+    assert cost("informed", answer="It").total == informed.PASSES
+
+
+@pytest.mark.parametrize("name", ["answer", "foil"])
+def test_a_blank_answer_or_foil_is_refused_before_the_model_answers(network, name):
+    with pytest.raises(ValueError, match=rf"{name}: got ' \\n', expected words"):
+        read_with(network, **{"foil": "", name: " \n"})
 
 
 def test_an_answer_follows_a_space_but_in_a_chat():

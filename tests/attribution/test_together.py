@@ -10,7 +10,13 @@ import lim_jax as lim
 from lim_jax.attribution.method import Run
 from lim_jax.attribution.methods import informed
 from lim_jax.attribution.segments import Segment, answer_segments, context_segments
-from lim_jax.attribution.together import DocumentGroup, Together, masks_without_sets, most_telling
+from lim_jax.attribution.together import (
+    DocumentGroup,
+    Together,
+    masks_without_sets,
+    most_telling,
+    read_together,
+)
 from lim_jax.models.language_model import LanguageModel
 
 # What an answer loses without a; b; a and b; c; a and c; b and c; all.
@@ -148,9 +154,10 @@ def test_losses_are_those_of_texts_that_were_written_without_the_documents():
     """Over the whole answer, though it was scored in two parts; without what all texts lose."""
     model = jax.tree.map(lambda leaf: 3 * leaf, byte_network(64, depth=2, seed=3))
     answer = answer_segments(CONTEXT, None, "token")
-    scores = informed.method(24).scores
-    result = scores(model, CONTEXT, answer, context_segments(CONTEXT), LOSS, Run()).together
-    assert result is not None
+    parts = context_segments(CONTEXT)
+    scores = informed.method(8).scores(model, CONTEXT, answer, parts, LOSS, Run())
+    result = read_together(model, CONTEXT, scores, LOSS, Run())
+    assert result.names == most_telling(parts, scores.by_part.sum(axis=0), range(3))
     places = [("first", "second", "third").index(name) for name in result.names]
     whole = losses_of_text(model, text_of((True, True, True))).sum()
     for number, loss in enumerate(result.losses):
@@ -168,5 +175,12 @@ def test_an_answer_says_what_its_documents_do_together(monkeypatch):
     assert answered.together is not None and list(answered.together.names) == names
     assert answered.finding.endswith(answered.together.finding)
     assert len(answered.record()["together"]) == 7
-    fewer = lim.ask(model, "Who sang?", DOCUMENTS, answer="It", passes=19)
-    assert fewer.together is None and fewer.record()["together"] is None
+    assert answered.support is not None and answered.support.name == names[0]
+    assert answered.support.loss == answered.together.losses[1]
+    for documents, options in (
+        (DOCUMENTS, {"passes": 19}),
+        (DOCUMENTS, {"foil": "He"}),
+        (["Wren"], {}),
+    ):
+        others = lim.ask(model, "Who sang?", documents, answer="It", **{"passes": 20} | options)
+        assert others.together is None and others.record()["together"] is None

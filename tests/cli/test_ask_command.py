@@ -163,7 +163,10 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
     arguments = ["ask", str(folder), "bc", "--documents", str(documents), "--out", str(out)]
     assert main([*arguments, "--answer", "ab", "--method", "mask-gradient"]) == 0
     printed = capsys.readouterr()
-    assert "Measuring 49 tokens by mask-gradient, 1 gradient: about" in printed.out + printed.err
+    assert (
+        "Measuring 49 tokens by mask-gradient, 4 passes and 1 gradient: about"
+        in printed.out + printed.err
+    )
     model = models.LanguageModel.from_pretrained(folder, "float64")
     answer = ask(model, "bc", documents, answer="ab", method="mask-gradient")
     document = json.loads((out / "answer.json").read_text())

@@ -78,15 +78,43 @@ def test_ids_of_another_part_are_not_shared():
 
 
 def test_sizes_serve_every_context_of_all_groups():
-    """The longest rest is of 21 ids, so that 32 are read; after 18, and after 9 with an answer."""
+    """The longest rest of one is of 21 ids, so that 24 are read, after 18; of the other 16 are,
+    after 9, where an answer needs more places."""
     long = reading(SAME + "Why?", more=17)
     others = [reading("A tower. " + end, answer=40) for end in "abcdef"]
     first, *_, last = common_prefixes(MODEL, [long, *FIVE, *others])
     assert first is not None and last is not None
     assert (first.contexts, last.contexts) == (range(6), range(6, 12))
-    assert (first.rest, last.rest) == (32, 32)
-    assert (len(first.rows), first.size) == (18, 64), "50 places"
-    assert (len(last.rows), last.size) == (9, 64), "51 places, where 41 would be 48"
+    assert (first.rest, last.rest) == (24, 16)
+    assert (len(first.rows), first.size) == (18, 48), "42 places"
+    assert (len(last.rows), last.size) == (9, 64), "51 places, where 25 would be 32"
+
+
+def test_what_follows_prefixes_is_padded_alike_where_it_is_as_long():
+    """So that their contexts share a program: after 18 ids at most 21 follow, after 9 only 18."""
+    long = reading(SAME + "Why?", more=17)
+    others = [reading("A tower. " + end, more=17) for end in "abcdef"]
+    first, *_, last = common_prefixes(MODEL, [long, *FIVE, *others])
+    assert first is not None and last is not None and len(first.rows) == 2 * len(last.rows)
+    assert (first.rest, last.rest) == (24, 24)
+
+
+@pytest.mark.parametrize("shared", ["prefix", "texts"])
+def test_a_reading_is_kept_until_contexts_ask_for_another(shared, monkeypatch):
+    """Then those of contexts before are dropped, and read anew where they are asked for again."""
+    read = []
+    readings = [*FIVE, *(reading("A tower. " + end) for end in "abcde")]
+    if shared == "prefix":
+        monkeypatch.setattr(shared_prefix, "read_prefix", lambda *of, **_: read.append(of))
+        ask = prefix_reader(MODEL, readings)
+        orders = [(0, None), (4, None), (0, (0.5,)), (5, None), (9, None), (1, None)]
+    else:
+        monkeypatch.setattr(shared_prefix, "read_texts", lambda *of: read.append(of))
+        ask = texts_reader(MODEL, readings)
+        every = np.ones((1, 40), bool)
+        orders = [(0, every), (4, every), (0, ~every), (5, every), (9, every), (1, every)]
+    counts = [ask(*order) or len(read) for order in orders]
+    assert counts == [1, 1, 2, 3, 3, 4]
 
 
 def layer_of_host(number):

@@ -291,7 +291,9 @@ def test_documents_are_parts_of_the_context_and_the_answer_follows(tmp_path):
 
 
 def test_an_answer_of_no_ids_is_none():
-    with pytest.raises(ValueError, match="answer: got no ids, expected at least one.*ended at"):
+    with pytest.raises(
+        ValueError, match="answer: got no ids after 'abc', expected at least one.*ended"
+    ):
         tokenize_prompt(RenderedPrompt("abc")).with_answer(np.zeros(0, int))
 
 

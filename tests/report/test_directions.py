@@ -22,7 +22,7 @@ SAID = ["The answer “نعم، يوم الجمعة” comes from “السوق�
 NAME = "تقرير"
 
 
-def answer(cut=False, together=None):
+def answer(cut=False, groups=()):
     """The page of an answer, where titles have the largest scores of all."""
     prompt = document_prompt(DOCUMENTS, "متى؟")
     context = tokenize_context(prompt, " نعم. يوم الجمعة.", loss="margin")._replace(cut=cut)
@@ -30,8 +30,8 @@ def answer(cut=False, together=None):
     drawn = np.random.default_rng(0).normal(size=(len(parts), context.length))
     for span in context.spans[:3]:
         drawn[:, span.positions[:4]] += 99
-    scores = scores_by_token(parts, [], drawn)._replace(together=together)
-    return sources_page(scores, context, question="متى؟", how="drawn", findings=SAID)
+    scores = scores_by_token(parts, [], drawn)
+    return sources_page(scores, context, question="متى؟", how="drawn", findings=SAID, groups=groups)
 
 
 def comparison(path):
@@ -136,7 +136,7 @@ def test_what_is_said_of_documents_together_is_readable_beside_their_names(
     """Beside a name from the right, and of a long name: it stays on the page, in the text's ink."""
     together = Together(("السوق", "a" * 150), np.array([0, 2, 2, 2.0]))
     path = tmp_path / "page.html"
-    path.write_text(answer(together=together), encoding="utf-8")
+    path.write_text(answer(groups=together.groups), encoding="utf-8")
     look(tab, path, width, scheme)
     box = "(({left, right, top}) => [left, right, top])(document.querySelector('%s')%s)"
     mark, column, title = (

@@ -146,8 +146,9 @@ def page_of_groups(losses):
     context = CONTEXT._replace(spans=tuple(spans))
     together = Together(NAMES[: len(losses).bit_length() - 1], np.array(losses))
     by_part = np.arange(8.0)[None]
-    scores = Scores(answer_segments(context), context_segments(context), by_part, together=together)
-    return Read(sources_page(scores, context, question="?", how="drawn"))
+    scores = Scores(answer_segments(context), context_segments(context), by_part)
+    groups = together.groups
+    return Read(sources_page(scores, context, question="?", how="drawn", groups=groups))
 
 
 def marks(page):
