@@ -177,8 +177,9 @@ def ask(
         "leave-one-out", "ablations" or "informed".
     passes
         About how many times the method "informed", which is then the default, may read the whole
-        context, by default 24: the more, the smaller are the errors of its scores. From 20 on it
-        also says which documents suffice alone, and which are needed together.
+        context, by default 24: the more, the smaller are the errors of its scores. From 20 on, and
+        two more for each further part of the answer, it also says which documents suffice alone,
+        and which are needed together.
     parts
         The parts of the answer: ``"answer"``, the whole; ``"sentence"``, the default where the
         method scores them and there is no foil; or ``"token"``. Of the mask gradient and path each

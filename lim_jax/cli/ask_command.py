@@ -68,7 +68,8 @@ def ask(
             and maybe "title"; or one text.
         passes: About how many times the method informed, which is then the default, may read the
             whole context: by default 24. The more, the smaller are the errors of its scores; from
-            20 on it also says which documents suffice alone, and which are needed together.
+            20 on, and two more for each further part of the answer, it also says which documents
+            suffice alone, and which are needed together.
         parts: Parts of the answer: the whole, alone with a foil; every sentence; or every token. Of
             the mask gradient and path each takes a backward pass for each gradient; influence,
             rollout and gradients in the words score the whole alone.

@@ -74,6 +74,28 @@ def generate_answers(
     >>> context.length, context.weights.nonzero()[0].tolist()
     (6, [3, 4, 5])
     """
+    require_kind(model, LanguageModel, "model", "Take it from models.LanguageModel.open.")
+    prompts = list(prompts)
+    for prompt in prompts:
+        require(
+            isinstance(prompt, Context | PromptOnly),
+            "prompts",
+            got=described(prompt),
+            expected="contexts, or prompts without an answer",
+            cure="Make them by tokenize_prompt.",
+        )
+    in_chats = any(isinstance(prompt, PromptOnly) and prompt.prompt.marked for prompt in prompts)
+    ends_in_chat = answer_ends(model, in_chats)
+    loss_kind(loss)  # an unknown name is refused before the first answer
+    unanswered = {
+        f"{number}": prompt
+        for number, prompt in enumerate(prompts)
+        if isinstance(prompt, PromptOnly)
+    }
+    padding = fitted_padding(prompt.length + tokens - 1 for prompt in unanswered.values())
+    prefix_of = prefix_reader(
+        model.network, [_reading(prompt, tokens) for prompt in unanswered.values()]
+    )
 
     def ends_of(prompt: PromptOnly) -> tuple[int, ...]:
         """Return the ids that end the answer to a prompt."""
@@ -98,28 +120,6 @@ def generate_answers(
         answered(prompt, ids)  # an empty answer is refused before the next prompt
         return ids
 
-    require_kind(model, LanguageModel, "model", "Take it from models.LanguageModel.open.")
-    prompts = list(prompts)
-    for prompt in prompts:
-        require(
-            isinstance(prompt, Context | PromptOnly),
-            "prompts",
-            got=described(prompt),
-            expected="contexts, or prompts without an answer",
-            cure="Make them by tokenize_prompt.",
-        )
-    in_chats = any(isinstance(prompt, PromptOnly) and prompt.prompt.marked for prompt in prompts)
-    ends_in_chat = answer_ends(model, in_chats)
-    loss_kind(loss)  # an unknown name is refused before the first answer
-    unanswered = {
-        f"{number}": prompt
-        for number, prompt in enumerate(prompts)
-        if isinstance(prompt, PromptOnly)
-    }
-    padding = fitted_padding(prompt.length + tokens - 1 for prompt in unanswered.values())
-    prefix_of = prefix_reader(
-        model.network, [_reading(prompt, tokens) for prompt in unanswered.values()]
-    )
     run = {}
     if checkpoint is not None:
         asked = [(prompt.encoded.ids, ends_of(prompt)) for prompt in unanswered.values()]
