@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
+from io import TextIOWrapper
 from threading import Timer
 from typing import Any
 
@@ -43,6 +44,9 @@ def main() -> int:
     and the status is 141, that of other tools which a closed pipe ends.
     """
     gc.set_threshold(UNCOLLECTED)
+    for stream in (sys.stdout, sys.stderr):  # an encoding may lack letters of names and answers
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         try:
             return _run_and_report()

@@ -24,9 +24,22 @@ HIDDEN = (".", "~$")  # how names begin; the second where a word processor has a
 def files_within(folder: Path) -> list[Path]:
     """Return the files of a folder and its subfolders, but for hidden ones and results of ours."""
     inside = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
-    ours = {file.parent for file in inside if file.name == RECORD and file.parent != Path()}
+    ours = {
+        file.parent
+        for file in inside
+        if file.name == RECORD and file.parent != Path() and _is_record(folder / file)
+    }
     files = [file for file in inside if not ours.intersection(file.parents)]
     return sorted(file for file in files if not any(name.startswith(HIDDEN) for name in file.parts))
+
+
+def _is_record(file: Path) -> bool:
+    """Tell whether a file is the record of a run of ours, and not another's of that name."""
+    try:
+        record = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(record, dict) and {"command", "arguments", "versions"} <= record.keys()
 
 
 def text_of_file(file: Path, name: str, most: int | None = None) -> str:

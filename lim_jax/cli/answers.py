@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from tqdm import tqdm
-
 from lim_jax.attribution.answer_comparison import DOTS, shown_answer
 from lim_jax.attribution.questions import answer_text
+from lim_jax.cli.networks import placement_bar
 from lim_jax.models import LanguageModel
 from lim_jax.models.loss_kinds import LossName
 from lim_jax.prompts.contexts import Context, PromptOnly
@@ -45,8 +44,8 @@ def answer_notes(contexts: Sequence[Context], model: LanguageModel) -> list[str]
         )
     if plain and model.chat_template is not None:
         lines.append(
-            f"The model has a chat template, and {plain} of {every} contexts are asked without: an "
-            "instructed model answers best by it, where a line has messages."
+            f"The model has a chat template, and {plain} of {every} contexts are asked without it: "
+            "an instructed model answers best by it."
         )
     return lines
 
@@ -65,7 +64,7 @@ def answer_contexts(
     answered_contexts = [context for context in contexts if isinstance(context, Context)]
     if len(answered_contexts) == len(contexts):
         return answered_contexts
-    bar = partial(tqdm, desc="answering", unit="context")
+    bar = partial(placement_bar(model.network, unfinished), desc="answering", unit="context")
     return generate_answers(
         contexts, model, loss, tokens=tokens, checkpoint=unfinished / ANSWERS, progress=bar
     )

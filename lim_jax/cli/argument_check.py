@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from inspect import signature
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -44,6 +45,8 @@ def require_arguments(name: str, command: Callable[..., int], words: Sequence[st
         raise _refusal(name, names, f"{verb} missing", f"the command is lim-jax {name} {usage}")
     for argument, words_of_option in values:
         _require_values(name, argument, words_of_option)
+    for argument, word in zip(wanted, positional, strict=False):
+        _require_values(name, argument, [word])
 
 
 def _by_option(
@@ -120,6 +123,8 @@ def _require_values(name: str, argument: Argument, values: Sequence[str]) -> Non
     if not values and get_origin(argument.kind) is not tuple:
         raise _refusal(name, flag, "has no value", f"pass {expected} after it")
     for value in values:
+        if Path in kinds and not value:  # which would be the current folder
+            raise _refusal(name, f"{flag} ''", "is empty", "pass a path")
         if not any(_fits(kind, value) for kind in kinds):
             raise _refusal(name, f"{flag} {value}", "is not accepted", f"pass {expected}", choices)
 

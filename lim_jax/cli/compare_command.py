@@ -22,7 +22,7 @@ from lim_jax.results.comparison_tables import (
     record_row,
 )
 from lim_jax.results.context_energies import MeasuredContexts, compare_contexts
-from lim_jax.results.run_folder import run_folder
+from lim_jax.results.run_folder import finished_arguments, run_folder
 from lim_jax.results.tables import FILES, write_json, write_table
 
 PAGES = ("answer.html", "profile.html")
@@ -56,12 +56,19 @@ def compare(
     with run_folder(out, "compare", arguments, overwrite=overwrite) as folder:
         require_extra("jinja2", "report")
         names = _names(first, second)
+        losses = [
+            finished_arguments(path, name).get("loss")
+            for path, name in ((first, "first"), (second, "second"))
+        ]
         answers = read_answers(first, second)
         if answers:
             sentences, rows, figures = _answers(answers, names, folder)
         else:
             measured = load_contexts(first, "first"), load_contexts(second, "second")
             sentences, rows, figures = _profiles(measured, names, folder)
+            if len({*losses} - {None}) > 1:
+                other = " and ".join(f"--loss {loss}" for loss in losses)
+                sentences.append(f"They ask by {other}, so that influences have other units.")
         title = f"{names[1]} minus {names[0]}"
         print(f"== {title}: {sentences[0]} ==", *sentences[1:], text_table(rows), sep="\n")
         write_comparison(

@@ -46,7 +46,7 @@ from lim_jax.grid.partition import Regions, boundary_regions
 from lim_jax.models import CausalLM, LanguageModel
 from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.probes import Estimate
-from lim_jax.prompts.contexts import Context
+from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.prompt_files import read_prompts
 from lim_jax.report.page import require_page_packages
 from lim_jax.results.context_energies import common_regions
@@ -112,15 +112,18 @@ def explain(
     }
     if finished_before(out, "explain", arguments, overwrite=overwrite):
         return 0
+    seed = as_int(seed, "seed", least=0, most=2**32 - 1)
     choice_key, explanation_key = jax.random.split(jax.random.key(seed))
     with run_folder(out, "explain", arguments, overwrite=overwrite) as folder, jax.enable_x64(True):
         _require_options(loss, max_length, delta, html)
         most = MOST if contexts is None else as_int(contexts, "contexts")
         unfinished = folder / UNFINISHED
         opened = open_model(model, download, compute)
-        opened, answers = _read_contexts(opened, data, loss, max_length, memory, unfinished)
-        order = jax.random.permutation(choice_key, len(answers))[:most].tolist()
-        batch = batch_contexts([answers[number] for number in order])
+        lines = read_prompts(data, opened, loss, max_length)
+        order = jax.random.permutation(choice_key, len(lines))[:most].tolist()
+        lines = [lines[number] for number in order]
+        opened, answers = _answer_lines(opened, lines, loss, memory, unfinished)
+        batch = batch_contexts(answers)
         _require_within(opened.network, batch, contexts, depth)
         # The clock may choose another number when the run is taken up: the first one holds.
         count = contexts or count_recorded_contexts(unfinished)
@@ -158,16 +161,14 @@ class ExplainTask(NamedTuple):
         return f"{self.opened.name}, {self.loss}"
 
 
-def _read_contexts(
+def _answer_lines(
     opened: LanguageModel,
-    data: Path,
+    lines: Sequence[Context | PromptOnly],
     loss: LossName,
-    max_length: int,
     memory: float | None,
     unfinished: Path,
 ) -> tuple[LanguageModel, list[Context]]:
-    """Read the data, place the model's weights, and let it answer the lines without an answer."""
-    lines = read_prompts(data, opened, loss, max_length)
+    """Place the model's weights, and let it answer the lines without an answer."""
     tokens = min(FIRST_LOOK, len(lines)) * max(line.length for line in lines)
     opened = network_within(opened, memory=memory, tokens=tokens, unfinished=unfinished)
     answers = answer_contexts(lines, opened, loss, ANSWER, unfinished)
@@ -214,6 +215,7 @@ def _write_explanation(
 
 def _require_options(loss: LossName, max_length: int, delta: float, html: bool) -> None:
     """Raise early unless the regions fit, the loss takes one pass, and a page's packages exist."""
+    as_int(max_length, "max_length")
     boundary_regions(token_grid(max_length), delta)
     if html:
         require_page_packages()

@@ -33,10 +33,18 @@ def open_model(model: Path, download: bool, compute: str | None = None) -> Langu
         if download or not sys.stdin.isatty():
             raise
         print(in_one_line(str(missing)), file=sys.stderr)
-        if not input("Download it now? [y/N] ").strip().lower().startswith("y"):
+        if not _answered_yes("Download it now? [y/N] "):
             raise
         model_path(model, download=True)
     return LanguageModel.open(model, compute=compute)
+
+
+def _answered_yes(question: str) -> bool:
+    """Ask at the terminal, and tell whether the answer is yes: an end of input is no."""
+    try:
+        return input(question).strip().lower().startswith("y")
+    except EOFError:
+        return False
 
 
 def network_within(

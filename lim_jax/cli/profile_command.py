@@ -111,6 +111,13 @@ def profile(
         as_int(max_length, "max_length")
         as_int(answer_tokens, "answer_tokens")
         as_int(shuffle, "shuffle", least=0)
+        require(
+            shuffle != 1,
+            "shuffle",
+            got="1",
+            expected="0 for none, or at least 2",
+            cure="Take more: one order does not tell places from documents.",
+        )
         boundary_regions(token_grid(CELLS), delta)
         _require_options(loss, method, foil, html=html, shuffle=shuffle > 0, signed=signed)
         opened = open_model(model, download, compute)

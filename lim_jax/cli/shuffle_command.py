@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lim_jax import plots
+from lim_jax._checks import require
 from lim_jax.attribution.files import plain_estimate, write_orders
 from lim_jax.attribution.orders import ShuffledShares
 from lim_jax.models import LanguageModel
@@ -23,7 +24,14 @@ def shuffled_lines(
     """Read the lines of a file, and lay each out in its own orders, the same at every run."""
     tokenizer = model.tokenizer
     lines = read_lines(data, model.chat_template, foil)
-    first = max(2, len(lines[0].documents))  # where there are fewer, `shuffle_documents` raises
+    require(
+        len(lines[0].documents) > 1,
+        lines[0].where,
+        got=f"{len(lines[0].documents)} documents with --shuffle",
+        expected="at least two",
+        cure="Give each line several documents, or leave --shuffle out.",
+    )
+    first = len(lines[0].documents)
     return [
         shuffle_documents(
             line, cyclic_orders(first, orders, (0, number)), tokenizer, loss, max_length

@@ -53,12 +53,11 @@ def index_lines(influence: Influence, without_queries: Influence | None) -> list
     """Return the indices in lines: of all positions, and without those that are asked."""
     if without_queries is None:
         return [_index_line(influence)]
-    share = 1 - float(without_queries.total / influence.total)
-    return [
-        _index_line(influence),
-        f"The queried tokens hold {share:.1%} of the influence.",
-        f"Without: {_index_line(without_queries)}",
-    ]
+    lines = [_index_line(influence)]
+    if not bool(influence.degenerate):
+        share = 1 - float(without_queries.total / influence.total)
+        lines.append(f"The queried tokens hold {share:.1%} of the influence.")
+    return [*lines, f"Without: {_index_line(without_queries)}"]
 
 
 def _index_line(influence: Influence) -> str:

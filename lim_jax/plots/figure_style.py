@@ -112,7 +112,7 @@ def new_figure(ylabel: str, xlabel: str = POSITION, title: str = "") -> tuple[Fi
     axes = figure.add_subplot()
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
-    axes.set_title(title, fontsize=10, wrap=True)
+    axes.set_title(title, fontsize=10, wrap=True, parse_math=False)  # of names, such as a model's
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
 

@@ -11,6 +11,7 @@ from lim_jax._checks import described, require, require_kind, require_several
 from lim_jax.checkpoints.text import ChatTemplate
 from lim_jax.prompts.documents import (
     QUESTION,
+    ROLES,
     Document,
     RenderedPrompt,
     document_pieces,
@@ -237,7 +238,7 @@ def _layout(
         role = message["role"]
         text = content_text(message.get("content"))
         asks = before is not None and number == users[-1]
-        name = f"{role} {number + 1}"
+        name = f"{role if role in ROLES else 'message'} {number + 1}"
         while name in names:
             name += " (message)"
         pieces = [*(before or () if asks else ()), (text or "", QUESTION if asks else name)]

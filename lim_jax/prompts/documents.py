@@ -10,13 +10,14 @@ from lim_jax._checks import described, require, require_several
 from lim_jax._terminal import in_one_line
 
 # The names that we give: of the question's part and the answer's, and of what is in no part. A
-# message's part is called by its role and its number.
+# message's part is called by its role, where that is one of these, and its number.
 QUESTION = "question"
 ANSWER = "answer"
 REST = "the rest"
 MOST_LETTERS = 2**22  # of all that is asked in one question: more than any model reads
 RESERVED_NAMES = frozenset({QUESTION, ANSWER, REST})
-MESSAGES = re.compile(r"(system|developer|user|assistant|tool) \d+")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+MESSAGES = re.compile(rf"({'|'.join(ROLES)}|message) \d+")
 NUMBER = re.compile(r" \(document \d+\)$")
 
 

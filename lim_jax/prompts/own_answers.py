@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
+from lim_jax._argument_error import Refusal
 from lim_jax._checks import AnyPath, described, require, require_kind
 from lim_jax._digest import digest
 from lim_jax._partial_runs import each_once
@@ -106,7 +107,7 @@ def generate_answers(
         ids, cut = without_ends(answer_ids, ends_of(prompt))
         return prompt.with_answer(ids, model.tokenizer, loss)._replace(cut=cut)
 
-    def give_answer(number: int, prompt: PromptOnly) -> list[int]:
+    def give_answer(number: int, name: str, prompt: PromptOnly) -> list[int]:
         """Let the model answer a prompt: the ids of the answer, with the one that ends it."""
         answer_ids = answer(
             model.network,
@@ -117,7 +118,10 @@ def generate_answers(
             prefix=prefix_of(number),
         )
         ids = np.asarray(answer_ids).tolist()
-        answered(prompt, ids)  # an empty answer is refused before the next prompt
+        try:
+            answered(prompt, ids)  # an empty answer is refused before the next prompt
+        except Refusal as error:
+            raise Refusal(f"context {prompt.id or name}: {error}") from error
         return ids
 
     run = {}
@@ -126,8 +130,8 @@ def generate_answers(
         run = {"function": "generate_answers", "prompts": digest((model.network, asked, tokens))}
     answers = each_once(
         {
-            number: partial(give_answer, place, prompt)
-            for place, (number, prompt) in enumerate(unanswered.items())
+            name: partial(give_answer, number, name, prompt)
+            for number, (name, prompt) in enumerate(unanswered.items())
         },
         checkpoint,
         run,

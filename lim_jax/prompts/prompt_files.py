@@ -1,6 +1,7 @@
 """What a model is to read, from a file of your own: a text, or a line for each context."""
 
 import json
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -110,7 +111,7 @@ def read_prompts(
     """
     data = Path(data)
     tokenizer = model.tokenizer
-    if data.suffix not in (".jsonl", ".json"):
+    if data.suffix.lower() not in (".jsonl", ".json"):
         return [*_cut(encode_text(_content(data), tokenizer), data, loss, max_length)]
     lines = read_lines(data, model.chat_template, foil)
     return [context_of_line(line, tokenizer, loss, max_length) for line in lines]
@@ -149,16 +150,16 @@ def _warn_of_white_space(lines: Sequence[Line]) -> None:
 def read_documents(path: AnyPath) -> tuple[Document, ...]:
     """Read the documents of a folder and of those in it, or of a file, each under its own name."""
     path = as_path(path, "documents")
-    if path.is_dir():
+    if os.path.isdir(path):  # of a text in place of a path, as a path itself says not
         return _documents_of_folder(path)
     require(
-        path.is_file(),
+        os.path.isfile(path),
         "documents",
         got=f"{path}, which is no file and no folder",
         expected="a folder of texts, a text, or a .json or .jsonl file of documents",
         cure="Check the path.",
     )
-    if path.suffix in (".json", ".jsonl"):
+    if path.suffix.lower() in (".json", ".jsonl"):
         return _documents([entry for _, entry in _entries(path, "documents")], f"{path}")
     title = _title(Path(path.name))
     text = text_of_file(path, "documents", MOST_LETTERS)
@@ -253,7 +254,7 @@ def _tokens_of_documents(line: Line, context: Context | PromptOnly) -> str:
 def _entries(data: Path, name: str = "data") -> list[tuple[str, Any]]:
     """Return the parsed objects of a file's lines, or of its list, each with where it stands."""
     content = _content(data, name)
-    if data.suffix == ".json":
+    if data.suffix.lower() == ".json":
         listed = parsed_json(content, f"{data}", CURE)
         require(
             isinstance(listed, list),
@@ -349,6 +350,14 @@ def _line(entry: Any, where: str, foil: str) -> Line:
     question = entry.get("question", "")
     answer = entry.get("answer")
     foil = entry.get("foil", foil)
+    for name, text in (("answer", answer), ("foil", foil)):
+        require(
+            not text or bool(text.strip()),
+            where,
+            got=f"{name} = {text!r}"[:60],
+            expected="words",
+            cure="Leave it out for none, as of an answer that the model is to give itself.",
+        )
     asks = "question" not in entry or bool(question.strip())
     require(
         asks,
@@ -464,12 +473,12 @@ def _spans(spans: Any, where: str) -> tuple[tuple[int, int, str], ...]:
         cure='Write for example [[0, 6, "record 1"]].',
     )
     for span in spans:
-        fits = isinstance(span, list) and list(map(type, span)) == [int, int, str]
+        listed = isinstance(span, list) and list(map(type, span)) == [int, int, str]
         require(
-            fits,
+            listed and span[2].strip() != "",
             where,
             got=f"the span {span}",
-            expected='[start, end, "name"] in characters of the text',
+            expected='[start, end, "name"] in characters of the text, with a name',
             cure="Count characters from 0, with the end left out as in a Python slice.",
         )
     names = {name for *_, name in spans}

@@ -24,6 +24,9 @@ except ImportError:  # of Windows, where the time alone is limited, by who began
 SECONDS = 1.0
 BYTES = 2**29
 LETTERS = 2**22
+# A template's today: by the day that it is a prompt would be another tomorrow, and a run that was
+# interrupted would not go on.
+DAY = datetime(2025, 1, 1)
 
 
 class Generation(Extension):
@@ -43,7 +46,7 @@ def environment() -> jinja2.Environment:
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
     made.globals["raise_exception"] = _refuse
-    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    made.globals["strftime_now"] = DAY.strftime
     made.filters["tojson"] = _as_json
     return made
 

@@ -28,7 +28,9 @@ LEAD = re.compile(f"{TIME}|{SPEAKER}")
 
 # French has a space before the marks that close a quotation.
 CLOSING = r"""(?:["'”’“‘»›«‹)\]}*_]|\s»(?=\s|$))*(?:\[\d+\])*"""
-END = re.compile(rf"(?P<stop>[.!?…]+){CLOSING}(?=\s|$)|[。！？｡।॥؟۔։።။]+[”’」』）】》\"')\]]*")
+# A row of marks is tried from its first one alone: from each it would take the length's square.
+STOPS = r"(?<![.!?…])(?P<stop>[.!?…]+)"
+END = re.compile(rf"{STOPS}{CLOSING}(?=\s|$)|[。！？｡।॥؟۔։።။]+[”’」』）】》\"')\]]*")
 AROUND = 60  # characters that are looked at before a mark and after it
 BEFORE_NAMES = frozenset(
     "Dr Mr Mrs Ms Mx Prof St Gen Col Capt Lt Sgt Rev Hon Gov Sen Rep Pres Mt Mme Mlle "

@@ -16,14 +16,14 @@ from lim_jax._atomic_files import write_file
 from lim_jax._checks import AnyPath, as_path, require, require_extra, require_kind, require_several
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.attribution.parts import UNNAMED
+from lim_jax.attribution.parts import IN_NO_PART, UNNAMED
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS, TokenBreakdown
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.interpolation import carrying_shares
 from lim_jax.grid.partition import boundary_regions
 from lim_jax.report.charts import depth_chart, head_chart, profile_chart, share_chart
-from lim_jax.report.sentences import IN_NO_PART, influence_finding, parts_finding, records_finding
+from lim_jax.report.sentences import influence_finding, parts_finding, records_finding
 from lim_jax.report.shades import COUNT, Shading, choose_shades, style
 from lim_jax.report.token_cards import (
     FIELDS,

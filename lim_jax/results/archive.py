@@ -137,6 +137,14 @@ def _as_json(value: Any, place: str, arrays: Arrays) -> Any:
     if isinstance(value, Fraction):
         return {"fraction": str(value)}
     if isinstance(value, Mapping):
+        others = [name for name in value if not isinstance(name, str)]
+        require(
+            not others,
+            place or "result",
+            got=f"an entry named {others[0]!r}" if others else "",
+            expected="names that are texts",
+            cure="Name entries by texts: a file knows no others.",
+        )
         return {"dict": _entries_as_json(value, place, arrays)}
     if kind_of(value) in SEQUENCES:
         entries = _entries_as_json(dict(enumerate(value)), place, arrays)

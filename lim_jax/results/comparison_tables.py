@@ -52,10 +52,10 @@ def cells(compared: ComparedContexts, names: tuple[str, str]) -> list[list[str]]
         for name, (first, second, change, *_) in compared.shares.items()
     ]
     head = ["", *names, "difference", "error"]
-    return [head, *([name, *map(_error_cell, numbers)] for name, *numbers in rows)]
+    return [head, *([name, *map(_cell, numbers)] for name, *numbers in rows)]
 
 
-def _error_cell(number: float) -> str:
+def _cell(number: float) -> str:
     """Write a number to four digits; nothing for the infinite error of one context."""
     return f"{number:.4g}" if math.isfinite(number) else ""
 

@@ -57,10 +57,11 @@ class ComparedContexts(NamedTuple):
 
     def __str__(self) -> str:
         """Return what changed, in a few lines of text."""
-        shares = [
-            "{}: {:+.4f} ± {:.4f} of the total".format(name, *map(float, share.change))
-            for name, share in self.shares.items()
-        ]
+        shares = []
+        for name, share in self.shares.items():
+            change, error = map(float, share.change)
+            words = error_words(error, "{:.4f}".format)
+            shares.append(f"{name}: {change:+.4f}{words} of the total")
         return "\n".join([f"{self.pairs} contexts in pairs", str(self.whole.change), *shares])
 
 

@@ -24,6 +24,8 @@ from lim_jax.results.tables import finite
 UNFINISHED = "unfinished"
 FINISHED = "finished"
 WRITTEN = "written"
+# Of what commands write: other files that come into the folder meanwhile are somebody else's.
+ENDINGS = (".csv", ".html", ".json", ".npz", ".png", ".svg")
 READ_WHOLE = 2**24  # bytes: larger files, such as weights, are told by when they were changed
 
 
@@ -34,17 +36,19 @@ def run_folder(
     """Make the folder of a run, with its ``run.json``, or take up that of the same run.
 
     A run is its command, arguments, the files these name, and the versions. Where the body raises
-    before any file is written, all is left as it was. A run that is finished with `overwrite` takes
-    away what an earlier one wrote to the folder and it has not, and nothing else.
+    before any file is written, all is left as it was. A run that is finished, over another or taken
+    up after that, takes away what the other one wrote and it has not, and nothing else.
     """
     out = as_path(out, "out")
     record = _record(command, arguments)
-    earlier = _files_of_record(_kept_record(out))
+    kept = _kept_record(out)
+    earlier = _files_of_record(kept)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     record_file = out / RECORD
     try:
         out.mkdir(parents=True, exist_ok=True)
         if overwrite:
+            _require_ours(out, kept)
             shutil.rmtree(out / UNFINISHED, ignore_errors=True)
         else:
             _require_same(out, record)
@@ -70,7 +74,7 @@ def run_folder(
                 folder.rmdir()
         raise
     files = _changed_files(out, before)
-    for name in earlier - files if overwrite else ():
+    for name in earlier - files:
         (out / name).unlink(missing_ok=True)
     printed = {WRITTEN: sorted(files), "printed": echo.getvalue()}
     _write_record(record_file, {**record, FINISHED: printed})
@@ -95,8 +99,10 @@ def _stamps(out: Path) -> dict[str, tuple[int, int]]:
 
 
 def _changed_files(out: Path, before: Mapping[str, tuple[int, int]]) -> set[str]:
-    """Return the files that were written since they had the stamps `before`."""
-    return {name for name, stamp in _stamps(out).items() if stamp != before.get(name)}
+    """Return the files of a command's kinds that were written since they had these stamps."""
+    stamps = _stamps(out).items()
+    changed = {name for name, stamp in stamps if stamp != before.get(name)}
+    return {name for name in changed if Path(name).suffix in ENDINGS}
 
 
 class _Echo(StringIO):
@@ -132,6 +138,22 @@ def finished_before(
     return True
 
 
+def finished_arguments(folder: Path, name: str) -> dict[str, Any]:
+    """Return the arguments of a folder's run, none without a record; errors name `name`.
+
+    Raise ValueError where the run has not ended: files of one before may still be there.
+    """
+    record = _kept_record(folder)
+    require(
+        not record or FINISHED in record,
+        name,
+        got=f"{folder}, whose run is not finished",
+        expected="the folder of a run that is",
+        cure="Run its command again: it goes on.",
+    )
+    return record.get("arguments", {})
+
+
 def _write_record(path: Path, record: Mapping[str, Any]) -> None:
     """Write a record to a file as indented JSON."""
     write_file(path, (json.dumps(record, indent=2) + "\n").encode())
@@ -148,10 +170,12 @@ def _kept_record(out: Path) -> dict[str, Any]:
 def _record(command: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return what identifies a run, as plain values that JSON reads back the same."""
     paths = {name: value for name, value in arguments.items() if isinstance(value, Path)}
+    # A path itself cannot say of a long text that there is no such file.
+    there = {name: path for name, path in paths.items() if os.path.exists(path)}
     record = {
         "command": command,
         "arguments": {**arguments, **{name: str(path) for name, path in paths.items()}},
-        "read": {name: _file_identity(path) for name, path in paths.items() if path.exists()},
+        "read": {name: _file_identity(path) for name, path in there.items()},
         "versions": {
             "lim_jax": version("lim_jax"),
             "source": _digest_of_files(PACKAGE, sorted(PACKAGE.rglob("*.py"))),
@@ -179,6 +203,17 @@ def _digest_of_files(folder: Path, names: Iterable[Path]) -> str:
         content = file.read_bytes() if small else str(about.st_mtime_ns).encode()
         digest.update(os.fsencode(name) + f" {about.st_size} ".encode() + content)
     return digest.hexdigest()[:16]
+
+
+def _require_ours(out: Path, record: dict[str, Any]) -> None:
+    """Raise ValueError where a folder of unfinished results is of no run of ours."""
+    require(
+        bool(record) or not (out / UNFINISHED).exists(),
+        "out",
+        got=f"{out}, in which “{UNFINISHED}” is of no run of lim_jax",
+        expected="a folder without it, where a run keeps what it goes on from",
+        cure="Choose another by `out`.",
+    )
 
 
 def _require_same(out: Path, record: dict[str, Any]) -> None:
