@@ -4,7 +4,7 @@ import re
 
 # Control characters, Unicode's own ends of lines, marks that turn writing round, and halves of
 # pairs, which no encoding has and which stand in names of files that are not in UTF-8.
-OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\ud800-\udfff]")
 MARKS = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 

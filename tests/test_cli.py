@@ -4,6 +4,7 @@ import ast
 import csv
 import gc
 import inspect
+import io
 import json
 import re
 import signal
@@ -371,6 +372,20 @@ WRONG_ARGUMENTS = {
     "aks": "aks is no command; the commands are ask, profile",
     "--verison": "Did you mean --version?",
 }
+EMPTY = {
+    ("ask", "m", "q", "--documents", ""): "ask: --documents '' is empty; pass a path",
+    ("ask", "", "q", "--documents", "d"): "ask: MODEL '' is empty; pass a path",
+    ("profile", "m", "--data", "d", "--out="): "profile: --out '' is empty; pass a path",
+    ("compare", "a", ""): "compare: B '' is empty; pass a path",
+}
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("given", EMPTY)
+def test_an_empty_path_is_not_the_current_folder(given, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["lim-jax", *given])
+    assert __main__.main() == 2
+    assert EMPTY[given] in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("in_process")
@@ -517,6 +532,15 @@ def test_a_command_looks_for_garbage_seldom(monkeypatch):
     monkeypatch.setattr(__main__, "run", look)
     assert __main__.main() == 0
     assert thresholds == [(100_000, *others)] and gc.isenabled()
+
+
+@pytest.mark.usefixtures("in_process")
+def test_letters_that_an_encoding_lacks_are_written_by_their_numbers(monkeypatch):
+    written = io.TextIOWrapper(io.BytesIO(), "cp1252", write_through=True)
+    monkeypatch.setattr(sys, "stdout", written)
+    monkeypatch.setattr(__main__, "run", lambda arguments: print("é ⏎") or 0)
+    assert __main__.main() == 0
+    assert written.buffer.getvalue().split() == ["é".encode("cp1252"), b"\\u23ce"]
 
 
 @pytest.mark.usefixtures("in_process")

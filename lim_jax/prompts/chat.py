@@ -127,7 +127,7 @@ def chat_prompt(
     layouts = [_layout(messages, tools)]
     if named:
         beside = _beside(messages, tools, named)
-        layouts = [beside, _layout(messages, tools, document_pieces(named), named)]
+        layouts = [beside, _layout(messages, tools, document_pieces(named))]
     layout, text, frame = _choose_layout(template, layouts)
     piece_spans, control = _find_pieces(layout, text, frame)
     end = len(text)
@@ -217,7 +217,6 @@ def _layout(
     messages: Sequence[Message],
     tools: Any,
     before: Pieces | None = None,
-    documents: Sequence[Document] = (),
 ) -> _Layout:
     """Lay out a chat with the pieces `before` in front of the user's last message, the question.
 
@@ -233,14 +232,11 @@ def _layout(
     )
     turns: list[dict[str, Any]] = []
     layout = _Layout([], {"messages": turns}, set())
-    names = {document.name for document in documents}
     for number, message in enumerate(messages):
         role = message["role"]
         text = content_text(message.get("content"))
         asks = before is not None and number == users[-1]
         name = f"{role if role in ROLES else 'message'} {number + 1}"
-        while name in names:
-            name += " (message)"
         pieces = [*(before or () if asks else ()), (text or "", QUESTION if asks else name)]
         # Where nothing is said beside a call, a template is to see that it is nothing.
         content = layout.put(pieces) if text else ""
@@ -259,7 +255,7 @@ def _layout(
 
 def _beside(messages: Sequence[Message], tools: Any, documents: Sequence[Document]) -> _Layout:
     """Lay out a chat with documents beside its messages, which the template itself is to place."""
-    layout = _layout(messages, tools, (), documents)
+    layout = _layout(messages, tools, ())
     layout.chat["documents"] = [
         {
             part: layout.put([(text, document.name)], required=part == "text")

@@ -390,6 +390,27 @@ def test_files_that_ask_did_not_write_are_refused(tmp_path, text):
         main(arguments)
 
 
+def test_a_run_that_is_not_finished_is_not_compared(folders):
+    """What an earlier one wrote may still be in its folder."""
+    record = folders / "B" / "run.json"
+    record.write_text('{"command": "profile", "arguments": {}, "unfinished": {"written": []}}')
+    with pytest.raises(ValueError, match="second: got .*B, whose run is not finished"):
+        main(["compare", str(folders / "A"), str(folders / "B"), "--out", str(folders / "C")])
+
+
+@pytest.mark.parametrize(
+    ("losses", "is_said"), [(("answer", "margin"), True), (("answer",), False)]
+)
+def test_that_two_losses_were_asked_is_said(losses, is_said, folders, monkeypatch, capsys):
+    for name, loss in zip("AB", losses, strict=False):
+        record = {"arguments": {"loss": loss}, "finished": {"written": []}}
+        (folders / name / "run.json").write_text(json.dumps(record))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
+    main(["compare", str(folders / "A"), str(folders / "B"), "--out", str(folders / "C")])
+    said = "They ask by --loss answer and --loss margin, so that influences have other units."
+    assert (said in capsys.readouterr().out) == is_said
+
+
 def test_folders_without_contexts_are_refused(folders):
     results.save({"a": 1}, folders / "other" / "contexts.npz")
     for name, message in (

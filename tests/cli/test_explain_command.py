@@ -397,6 +397,27 @@ def test_where_a_line_has_no_answer_the_models_own_is_explained(
     assert held == [5]  # one prompt's tokens, not as many as a context may have
 
 
+def test_only_lines_that_are_chosen_are_answered(monkeypatch, folder, tmp_path):
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"prompt": spelt([n, 1, 4])}) + "\n" for n in range(9)))
+    answered = []
+
+    def explain(model, windows, *rest, **options):
+        raise Reached(windows)
+
+    def answer(network, ids, most, end, padding, prefix):
+        answered.append(int(ids[0]))
+        return np.array([7])
+
+    monkeypatch.setattr(explanations, "explain", explain)
+    monkeypatch.setattr(own_answers, "answer", answer)
+    arguments = ["explain", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]
+    with pytest.raises(Reached) as reached:
+        main([*arguments, "--loss", "answer", "--contexts", "3"])
+    (windows,) = reached.value.args
+    assert [int(window[0]) for window in windows] == answered and len({*answered}) == 3
+
+
 def test_what_is_found_is_kept_with_its_number_of_contexts(tmp_path):
     """What raises keeps nothing; what is kept is not computed again."""
     unfinished = tmp_path / "unfinished"
@@ -595,10 +616,12 @@ def test_the_dear_numbers_are_foretold_by_their_operations():
     [
         (("nowhere", "--delta", "0.6"), "delta: got 0.6"),
         (("nowhere",), "model: got nowhere, which is not there"),
-        (("weights", "--max-length", "0"), "size: got 0"),
+        (("weights", "--max-length", "0"), "max_length: got 0"),
         (("weights", "--contexts", "0"), "contexts: got 0"),
         (("weights", "--loss", "contrast"), "loss: got contrast, expected a loss of one pass"),
         (("weights", "--depth", "4"), "depth: got 4, expected a layer's depth"),
+        (("weights", "--seed", "-1"), "seed: got -1"),
+        (("weights", "--seed", f"{2**32}"), f"seed: got {2**32}"),
     ],
 )
 def test_explain_refuses_before_it_measures(monkeypatch, folder, tmp_path, arguments, message):

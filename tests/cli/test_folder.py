@@ -5,12 +5,14 @@ import os
 import platform
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from tqdm import tqdm
 
 from lim_jax.cli import ask_command, explain_command, profile_command
 from lim_jax.cli.commands import main
+from lim_jax.prompts.prompt_files import read_documents
 from lim_jax.results import run_folder as runs
 from lim_jax.results.run_folder import finished_before, run_folder
 from lim_jax.results.tables import write_json
@@ -21,7 +23,7 @@ ARGUMENTS = {"delta": 0.2, "only": ("loss", "cone"), "data": None}
 def run(out, *, overwrite=False, **changed):
     """Says what it found unfinished."""
     with run_folder(out, "rates", {**ARGUMENTS, **changed}, overwrite=overwrite) as place:
-        (place / "result.txt").write_text("found")
+        (place / "result.json").write_text("found")
         return [path.name for path in place.glob("unfinished/*")]
 
 
@@ -41,7 +43,7 @@ def test_a_folder_says_what_was_run(tmp_path):
     }
     assert record["read"]["data"]["bytes"] == 4
     assert record["read"]["data"]["path"] == str(data.resolve())
-    assert record["finished"] == {"written": ["result.txt"], "printed": ""}
+    assert record["finished"] == {"written": ["result.json"], "printed": ""}
 
 
 def test_the_same_run_is_taken_up_and_another_refused_by_what_differs(tmp_path):
@@ -60,7 +62,7 @@ def test_the_same_run_is_taken_up_and_another_refused_by_what_differs(tmp_path):
     assert json.loads((out / "run.json").read_text())["arguments"]["delta"] == 0.2
     assert run(out, delta=0.3, overwrite=True) == []
     assert json.loads((out / "run.json").read_text())["arguments"]["delta"] == 0.3
-    assert not (out / "unfinished").exists() and (out / "result.txt").exists()
+    assert not (out / "unfinished").exists() and (out / "result.json").exists()
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -111,7 +113,7 @@ def test_a_run_that_is_finished_is_printed_again(tmp_path, capsys, monkeypatch):
         with run_folder(out, "rates", {**ARGUMENTS, **changed}) as place:
             tqdm.write("Measuring ∇.")
             assert not done(ARGUMENTS), "not while it runs"
-            (place / "result.txt").write_text("found")
+            (place / "result.json").write_text("found")
             print("Found.", flush=True)
         return capsys.readouterr().out
 
@@ -122,13 +124,13 @@ def test_a_run_that_is_finished_is_printed_again(tmp_path, capsys, monkeypatch):
     said, blank, *again = capsys.readouterr().out.splitlines(keepends=True)
     assert said.startswith("Finished before") and blank == "\n" and "".join(again) == text
     assert not done({**ARGUMENTS, "delta": 0.3}) and not done(ARGUMENTS, overwrite=True)
-    (out / "result.txt").unlink()
+    (out / "result.json").unlink()
     assert not done(ARGUMENTS)
     assert printed() == text and done(ARGUMENTS)
     with pytest.raises(KeyboardInterrupt):
         with run_folder(out, "rates", ARGUMENTS):
             raise KeyboardInterrupt
-    assert (out / "result.txt").exists() and not done(ARGUMENTS), "it was begun anew"
+    assert (out / "result.json").exists() and not done(ARGUMENTS), "it was begun anew"
     printed()
     with monkeypatch.context() as patch:
         patch.setattr(runs, "version", lambda name: "9.9")
@@ -161,7 +163,7 @@ def test_a_folder_of_other_files_is_refused(tmp_path):
         run(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     run(tmp_path, overwrite=True)
-    assert (tmp_path / "mine").exists() and (tmp_path / "result.txt").exists()
+    assert (tmp_path / "mine").exists() and (tmp_path / "result.json").exists()
     for content in (b"broken", b"", b"3", b"[[]]", b"\xff\xfe"):
         (tmp_path / "run.json").write_bytes(content)
         with pytest.raises(ValueError, match="another run .command: None there, rates here"):
@@ -200,6 +202,43 @@ def test_a_run_over_another_takes_away_what_that_one_wrote_and_nothing_else(tmp_
     (out / "run.json").write_text('{"finished": {"written": ["../outside"]}}')
     over("ask", "matrix.csv")
     assert outside.exists(), "no file outside of the folder is one that a run wrote"
+
+
+def test_a_run_over_another_that_is_interrupted_goes_on_and_takes_that_ones_files_away(tmp_path):
+    def stopped(command, *files, error=None, overwrite=False):
+        with run_folder(tmp_path, command, {}, overwrite=overwrite) as place:
+            for file in files:
+                (place / file).write_text(command)
+            (tmp_path / "notes.txt").write_text("mine")  # written meanwhile, by nobody of ours
+            if error is not None:
+                raise error
+
+    stopped("ask", "answer.json", "matrix.csv")
+    with pytest.raises(KeyboardInterrupt):
+        stopped("profile", "profile.json", error=KeyboardInterrupt, overwrite=True)
+    assert (tmp_path / "answer.json").exists()
+    stopped("profile", "profile.json")
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"run.json", "profile.json", "notes.txt"}
+    stopped("ask", "answer.json", overwrite=True)
+    assert (tmp_path / "notes.txt").exists(), "no command writes such a file"
+
+
+def test_a_folder_of_unfinished_things_of_others_is_not_written_over(tmp_path):
+    (tmp_path / "unfinished").mkdir()
+    draft = tmp_path / "unfinished" / "draft.txt"
+    draft.touch()
+    with pytest.raises(ValueError, match="out: got .*“unfinished” is of no run of lim_jax"):
+        run(tmp_path, overwrite=True)
+    assert draft.exists()
+
+
+def test_a_text_in_place_of_a_path_is_no_file(tmp_path):
+    """As where documents are given in words: a name so long the system refuses to look for."""
+    run(tmp_path / "out", data=Path(300 * "word "))
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["read"] == {}
+    with pytest.raises(ValueError, match="documents: got word .*which is no file and no folder"):
+        read_documents(300 * "word ")
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

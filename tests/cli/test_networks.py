@@ -185,3 +185,11 @@ def test_a_name_is_downloaded_where_that_is_asked_or_agreed_to(monkeypatch, caps
     networks.open_model(Path("a/name"), download=False)
     assert downloads == [True, False, False, False, True] and not answers
     assert capsys.readouterr().err == "path: got a name\n" * 2
+
+    def ended(question):
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", ended)
+    with pytest.raises(ValueError, match="path: got a name"):
+        networks.open_model(Path("a/name"), download=False)
+    assert downloads[5:] == [False], "the end of what is typed is no yes"

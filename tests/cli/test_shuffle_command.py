@@ -227,7 +227,9 @@ def test_lines_of_other_documents_are_told_by_their_number(folder, tmp_path, mon
     assert "Errors are over 3 orders of one line" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("shuffle, message", [("1", "orders: got 1"), ("-1", "shuffle: got -1")])
+@pytest.mark.parametrize(
+    "shuffle, message", [("1", "shuffle: got 1, expected 0"), ("-1", "shuffle: got -1")]
+)
 def test_fewer_than_two_orders_are_refused(shuffle, message, folder, tmp_path):
     data = written(tmp_path / "data.jsonl")
     arguments = [str(folder), "--data", str(data), "--loss", "answer", "--out", str(tmp_path / "o")]

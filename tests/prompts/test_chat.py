@@ -37,7 +37,7 @@ from lim_jax.prompts import (
     tokenize_prompt,
 )
 from lim_jax.prompts.chat import turn_ends
-from lim_jax.prompts.documents import RenderedPrompt
+from lim_jax.prompts.documents import RenderedPrompt, is_reserved
 from lim_jax.prompts.templates import render_chats
 
 DOCUMENTS = [Document("One", 'It says "one".'), Document("", "Another one.")]
@@ -137,7 +137,8 @@ def test_a_message_is_not_called_as_a_document_is(source):
         ChatTemplate(source, MARKS),
         [Document("ipython 1", "a"), Document("user 2", "b")],
     )
-    names = {"ipython 1 (message)", "ipython 1", "user 2 (document 2)", "question"}
+    assert is_reserved("message 1"), "no document, whatever its role is"
+    names = {"message 1", "ipython 1", "user 2 (document 2)", "question"}
     assert {name for name, _ in parts(prompt)} == names and len(prompt.spans) == 4
 
 
@@ -232,6 +233,11 @@ def test_numbers_of_json_are_without_escapes_of_html():
     source = "{{ messages | tojson }}{{ strftime_now('%%') }}{{ nothing_such }}"
     (outcome,) = render_chats(ChatTemplate(source, {}), [{"messages": [{"a": "<é'&>"}]}])
     assert outcome == {"text": json.dumps([{"a": "<é'&>"}], ensure_ascii=False) + "%"}
+
+
+def test_a_templates_today_is_one_day_for_all_runs():
+    (outcome,) = render_chats(ChatTemplate("{{ strftime_now('%d %b %Y') }}", {}), [{}])
+    assert outcome == {"text": "01 Jan 2025"}
 
 
 def words_of_control(*words):

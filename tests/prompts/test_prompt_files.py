@@ -177,6 +177,9 @@ def test_a_line_ends_where_json_lines_do(tmp_path, letters):
         ('{"text": "abc", "spans": [[0, 4, "a"]]}', r"line 2: got the span \[0, 4, 'a'\], .* 3,"),
         ('{"text": "abc", "spans": [[1, 1, "a"]]}', "line 2: got the span .*start < end"),
         ('{"text": "abc", "spans": [[0, 1]]}', "line 2: got the span"),
+        ('{"text": "abc", "spans": [[0, 1, " "]]}', "line 2: got the span .*, with a name"),
+        ('{"prompt": "a", "answer": " \\n"}', "line 2: got answer = ' .n', expected words"),
+        ('{"prompt": "a", "answer": "b", "foil": " "}', "line 2: got foil = ' ', expected words"),
         ('{"text": "abc", "spans": [[true, 2, "a"]]}', "line 2: got the span"),
         (
             '{"text": "abcdef"}',
@@ -322,8 +325,11 @@ def test_documents_of_a_folder_of_a_file_and_of_lines(tmp_path):
     (folder / "inside" / ".git" / "config").write_text("hidden")
     (folder / "inside" / "~$c.docx").write_text("hidden")
     (folder / "answer").mkdir()  # what a command of ours wrote is no document
+    record = json.dumps({"command": "ask", "arguments": {}, "versions": {}})
     for name in ("run.json", "answer.json"):
-        (folder / "answer" / name).write_text("{}")
+        (folder / "answer" / name).write_text(record)
+    (folder / "run").mkdir()  # of another program, whose files are documents
+    (folder / "run" / "run.json").write_text('{"command": "train"}')
     (folder / "c.txt").write_text(" \n")
     with pytest.warns(UserWarning, match="^documents: .*folder has empty files, left out: c.txt.$"):
         documents = read_documents(folder)
@@ -332,6 +338,7 @@ def test_documents_of_a_folder_of_a_file_and_of_lines(tmp_path):
         Document("b", "Text of b.md.", "b"),
         Document("inside/a", "Inside a.rst.", "inside/a (document 3)"),
         Document("inside/a", "Inside a.txt.", "inside/a (document 4)"),
+        Document("run/run", '{"command": "train"}', "run/run"),
     )
     assert read_documents(folder / "b.md") == (Document("b", "Text of b.md.", "b"),)
     listed = tmp_path / "listed.jsonl"
@@ -340,6 +347,19 @@ def test_documents_of_a_folder_of_a_file_and_of_lines(tmp_path):
     assert read_documents(listed) == named
     (tmp_path / "listed.json").write_text('[{"title": "A", "text": "One."}, {"text": "Two."}]')
     assert read_documents(tmp_path / "listed.json") == named
+
+
+def test_endings_of_names_are_read_in_capitals_too(tmp_path):
+    """As JSON, not as a text of braces."""
+    (tmp_path / "DATA.JSONL").write_text('{"title": "A", "text": "One."}')
+    (tmp_path / "DATA.JSON").write_text('[{"title": "A", "text": "One."}]')
+    for name in ("DATA.JSONL", "DATA.JSON"):
+        assert read_documents(tmp_path / name) == (Document("A", "One.", "A"),)
+    network = byte_model(4, width=4, depth=1, key=jax.random.key(0))
+    data = tmp_path / "LINES.JSONL"
+    data.write_text('{"text": "ab"}\n{"text": "cd"}')
+    read = read_prompts(data, LanguageModel(network), "next-token", 10)
+    assert [context.tokens for context in read] == [("a",), ("c",)]
 
 
 def test_documents_that_are_none_are_refused(tmp_path):

@@ -11,6 +11,13 @@ def pieces(text, cut=sentences):
     return [text[start:end] for start, end in cut(text)]
 
 
+def test_a_row_of_marks_is_looked_through_once():
+    """In a table of contents it may be long: at each of its marks anew it took a minute."""
+    row = 100_000 * "."
+    assert pieces(f"One {row}2") == [f"One {row}2"]
+    assert pieces(f"One{row} Two.") == [f"One{row} ", "Two."]
+
+
 # A bar stands where a sentence ends; what it must not end at stands beside it.
 SENTENCES = {
     "plain": "It rains. ¦It pours! ¦Does it? ¦Yes",

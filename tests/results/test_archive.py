@@ -221,6 +221,12 @@ def test_what_cannot_be_written_is_refused_and_nothing_is_lost(tmp_path, monkeyp
     assert load(path) == STUDY
 
 
+def test_names_that_are_no_texts_are_refused(tmp_path):
+    """A file knows texts alone: one and “1” would be one entry."""
+    with pytest.raises(ValueError, match="a: got an entry named 1, expected names that are texts"):
+        save({"a": {1: 2.0, "1": 3.0}}, tmp_path / "result.npz")
+
+
 def test_a_folder_that_is_missing_is_made(tmp_path):
     path = tmp_path / "new" / "folder" / "found.npz"
     lim.results.save([1.5, None], path)

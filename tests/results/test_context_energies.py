@@ -285,3 +285,5 @@ def test_a_comparison_of_contexts_prints_its_numbers():
     assert lines[0] == "3 contexts in pairs" and "pair by pair" in lines[1]
     value, error = map(float, comparison.shares["key"].change)
     assert lines[-1] == f"key: {value:+.4f} ± {error:.4f} of the total"
+    alone = str(compare_contexts(made("a", 1, 1.0), made("a", 2, 3.0))).splitlines()
+    assert alone[-1].endswith(" of the total") and "±" not in alone[-1], "it has no error"
