@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.validation.intervals import Interval, bootstrap_interval
+from benchmarks.validation.intervals import Interval, bootstrap_interval, share_interval
 from benchmarks.validation.pairs_of_shapiq import REGRESSION
 from benchmarks.validation.prices import INFORMED, PROXY_SPEX
 from benchmarks.validation.together_questions import KINDS, NEEDED, NOTHING, OTHER, SUFFICES
@@ -17,6 +17,18 @@ METHODS = (INFORMED, PROXY_SPEX, ALL_TEXTS, REGRESSION)
 # Of the constant that tells groups of documents, beside which others were tried.
 SHARES = {"1/4": 1 / 4, "1/3": 1 / 3, "2/5": 2 / 5}
 KIND_WORDS = {"copy": "two state it", "halves": "each holds a half", "one": "one states it"}
+WRITTEN_HEAD = (
+    "documents, answers",
+    "method",
+    "price",
+    "failed",
+    "one suffices",
+    "both are needed",
+    "nothing",
+    "else",
+    "right",
+    "informed's less this",
+)
 
 PAGE = """\
 # Which documents suffice alone, and which are needed together?
@@ -36,7 +48,7 @@ and less than {share} of that without either. That both are needed is said where
 more than {rest} of it without either. It is right where this alone is said, and of the documents
 that state the evidence; where one document states it, nothing is right.
 
-| documents | method | price | failed | one suffices | both are needed | nothing | else | right | informed's less this |
+| {written_head} |
 |---|---|---|---|---|---|---|---|---|---|
 {written}
 
@@ -91,6 +103,7 @@ def page_of(rows: Sequence[Row], model: str) -> str:
         share=f"{SHARE:g}",
         rest=f"{1 - SHARE:g}",
         proxy=PROXY_SPEX,
+        written_head=" | ".join(WRITTEN_HEAD),
         written=written_table(rows),
         read=read_table(rows),
         shares=shares_table(rows),
@@ -109,7 +122,7 @@ def finding_of(rows: Sequence[Row]) -> str:
     proxy = of(rows, method=PROXY_SPEX)
     regression = of(rows, method=REGRESSION)
     copies, halves = of(own, kind="copy"), of(own, kind="halves")
-    rights = {kind: percent(bootstrap_interval(right(of(own, kind=kind)))) for kind in KINDS}
+    rights = {kind: percent(share_interval(right(of(own, kind=kind)))) for kind in KINDS}
     return FINDING.format(
         **rights,
         suffices=f"{len(of(copies, **{'for the model': SUFFICES}))} of {len(copies)} answers",
@@ -132,7 +145,7 @@ def written_table(rows: Sequence[Row]) -> str:
         for method in METHODS:
             answers = of(rows, kind=kind, method=method)
             said = [len(of(answers, said=name)) for name in (SUFFICES, NEEDED, NOTHING, OTHER)]
-            less = "" if method == INFORMED else percent(bootstrap_interval(own - right(answers)))
+            less = "" if method == INFORMED else gained(bootstrap_interval(own - right(answers)))
             price = np.mean([float(row["price"]) for row in answers])
             cells = [
                 f"{words}, {len(answers)}",
@@ -140,7 +153,7 @@ def written_table(rows: Sequence[Row]) -> str:
                 f"{price:.1f}",
                 total(answers, "failed"),
                 *said,
-                percent(bootstrap_interval(right(answers))),
+                percent(share_interval(right(answers))),
                 less,
             ]
             lines.append(table_line(cells))
@@ -166,7 +179,7 @@ def shares_table(rows: Sequence[Row]) -> str:
         for parity in (0, 1):
             answers = of_parity(rows, parity)
             cells += [
-                percent(bootstrap_interval(right(of(answers, kind="copy"), f"said at {name}"))),
+                percent(share_interval(right(of(answers, kind="copy"), f"said at {name}"))),
                 f"{wrong_of_one(answers, name)} of {len(of(answers, kind='one'))}",
             ]
         lines.append(table_line(cells))
@@ -185,7 +198,7 @@ def chosen_words(rows: Sequence[Row]) -> str:
     better = gain.low > 0 and not wrong_of_one(odd, best)
     verdict = "a clear gain" if better else f"no clear gain: {taken} stays"
     return (
-        f"Even seeds choose {best}. On odd seeds it says {percent(gain)} more of copies, {verdict}."
+        f"Even seeds choose {best}. On odd seeds it says {gained(gain)} more of copies, {verdict}."
     )
 
 
@@ -238,6 +251,15 @@ def percent(interval: Interval) -> str:
     if np.isnan(interval.value):
         return ""
     return f"{interval.value:.0%} ({interval.low:.0%} to {interval.high:.0%})"
+
+
+def gained(interval: Interval) -> str:
+    """Write a difference of shares with its interval, all with signs.
+
+    >>> gained(Interval(np.array(0.5), np.array(-0.25), np.array(0.75)))
+    '+50% (-25% to +75%)'
+    """
+    return f"{interval.value:+.0%} ({interval.low:+.0%} to {interval.high:+.0%})"
 
 
 def table_line(cells: Sequence[object]) -> str:
