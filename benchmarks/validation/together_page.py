@@ -57,8 +57,10 @@ more than its pass forward. Informed ablations have their default passes: withou
 score the question and the rest of the prompt, which others do not. The others are of the package
 shapiq. {proxy} and the regression fit interactions of pairs (the index FBII) to about as many
 tokens. The sum of the interactions that a text keeps says what the answer loses without each set of
-the three documents of the largest scores; the same rule reads that. {proxy} fails where its trees,
-whose leaves hold twenty texts or more, do not split: then it says nothing.
+the three documents of the largest scores; the same rule reads that. Five documents have but 32
+texts, which are then all read. A leaf of {proxy}'s trees holds twenty texts or more. On fewer than
+forty they do not split: it fails, and says nothing. On all 64 of six documents they split once,
+which makes no pair. A difference is paired by question; where all are alike it has no width.
 
 ## By what the model reads
 
@@ -73,7 +75,7 @@ both its documents.
 ## The share
 
 The rule takes {share}. Others were tried on informed ablations: chosen by questions of even seeds,
-and judged by those of odd seeds. Something said of one document alone is wrong.
+and judged by those of odd seeds. Where one document states it, whatever is said is wrong.
 
 | share | even: copies | even: wrong of one | odd: copies | odd: wrong of one |
 |---|---|---|---|---|
