@@ -65,5 +65,6 @@ def lost_of_sets(
     [0.0, 0.0, 0.0, 3.0]
     """
     kept = kept_of_sets(documents)
-    odds = sum(value * kept[:, list(among)].all(axis=1) for among, value in interactions.items())
+    holds = np.array([kept[:, list(among)].all(axis=1) for among in interactions])
+    odds = np.array([*interactions.values()]) @ holds
     return odds[0] - odds

@@ -32,9 +32,9 @@ def drawn_question(kind: str, seed: int) -> Drawn:
 
     >>> drawn = drawn_question("halves", 1)
     >>> [document.text for document in drawn.documents if document.title in drawn.evidence]
-    ["Sam's neighbour is Leo.", 'Leo lives in Moscow.']
+    ['David brought the apples.', "Omar's neighbour is David."]
     >>> drawn.question, drawn.answer
-    ("In which city does Sam's neighbour live?", 'Moscow')
+    ("Which food did Omar's neighbour bring?", 'apples')
     """
     rng = np.random.default_rng([seed, list(KINDS).index(kind)])
     person, neighbour, *others = rng.permutation(NAMES).tolist()
