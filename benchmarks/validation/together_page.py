@@ -199,7 +199,10 @@ def chosen_words(rows: Sequence[Row]) -> str:
     taken = next(name for name, share in SHARES.items() if share == SHARE)
     best = chosen_share(of_parity(rows, 0))
     if best == taken:
-        return f"On even seeds no other says more rightly of copies than {taken}, which stays."
+        return (
+            "On even seeds no other that rightly says nothing of one document says more of copies: "
+            f"{taken} stays."
+        )
     odd = of_parity(rows, 1)
     copies = of(odd, kind="copy")
     gain = bootstrap_interval(right(copies, f"said at {best}") - right(copies, f"said at {taken}"))
