@@ -69,7 +69,8 @@ A difference is paired by question; where all are alike it has no width.
 
 The model read the texts without each set of documents. So it is known of which pairs the rule is
 so, whatever the texts say, with all other documents in. A pair is within the three where these hold
-both its documents.
+both its documents. Informed ablations read the texts without the three themselves: what they say is
+so, and what they miss is not within the three, or in a group of all three.
 
 | documents | method | pairs | within the three | found | said though not so | share found |
 |---|---|---|---|---|---|---|
@@ -93,10 +94,11 @@ FINDING = """\
 where each holds a half, in {halves} that both are needed;
 where one states it, rightly nothing in {one}.**
 To the model one of two that state it suffices in {suffices}, and both halves are needed in
-{needed}. Of {pairs} pairs the rule holds to the model. Informed ablations find {found} of these,
-and say {not_so} that do not hold. On as many tokens {proxy} finds {proxy_found}: it fails on
-{failed}. A regression of pairs finds {regression_found}, and says {regression_not_so} that do not
-hold; on copies the share that informed ablations say rightly, less its own, is {difference}."""
+{needed}. Of {pairs} pairs the rule holds to the model, of {within} among the three documents that
+informed ablations score highest: they find {found}, and say {not_so} that do not hold. On as many
+tokens {proxy} finds {proxy_found}: it fails on {failed}. A regression of pairs finds
+{regression_found}, and says {regression_not_so} that do not hold; on copies the share that informed
+ablations say rightly, less its own, is {difference}."""
 
 
 def page_of(rows: Sequence[Row], model: str) -> str:
@@ -134,6 +136,7 @@ def finding_of(rows: Sequence[Row]) -> str:
         suffices=f"{len(of(copies, **{'for the model': SUFFICES}))} of {len(copies)} answers",
         needed=f"{len(of(halves, **{'for the model': NEEDED}))} of {len(halves)}",
         pairs=total(own, "pairs"),
+        within=total(own, "within"),
         found=total(own, "found"),
         not_so=total(own, "not so"),
         proxy=PROXY_SPEX,
