@@ -94,11 +94,11 @@ FINDING = """\
 where each holds a half, in {halves} that both are needed;
 where one states it, rightly nothing in {one}.**
 To the model one of two that state it suffices in {suffices}, and both halves are needed in
-{needed}. Of {pairs} pairs the rule holds to the model, of {within} among the three documents that
-informed ablations score highest: they find {found}, and say {not_so} that do not hold. On as many
-tokens {proxy} finds {proxy_found}: it fails on {failed}. A regression of pairs finds
-{regression_found}, and says {regression_not_so} that do not hold; on copies the share that informed
-ablations say rightly, less its own, is {difference}."""
+{needed}. Of {pairs} pairs the rule holds to the model, {within} of them among the three documents
+that informed ablations score highest: they find {found}, and say {not_so} that do not hold.
+On as many tokens {proxy} finds {proxy_found}: it fails on {failed}. A regression of pairs
+finds {regression_found}, and says {regression_not_so} that do not hold; on copies the share that
+informed ablations say rightly, less its own, is {difference}."""
 
 
 def page_of(rows: Sequence[Row], model: str) -> str:

@@ -347,8 +347,9 @@ def test_the_page_begins_with_what_is_found():
         "suffices; where each holds a half, in 50% (1% to 99%) that both are needed; where one "
         "states it, rightly nothing in 100% (16% to 100%).** To the model one of two that state it "
         "suffices in 1 of 2 answers, and both halves are needed in 1 of 2. Of 4 pairs the rule "
-        "holds to the model, of 3 among the three documents that informed ablations score highest: "
-        "they find 1, and say 0 that do not hold. On as many tokens ProxySPEX finds 0: it fails on 6 of 6 answers. A regression of pairs finds 6, "
+        "holds to the model, 3 of them among the three documents that informed ablations score "
+        "highest: they find 1, and say 0 that do not hold. On as many tokens ProxySPEX finds 0: it "
+        "fails on 6 of 6 answers. A regression of pairs finds 6, "
         "and says 12 that do not hold; on copies the share that informed ablations say rightly, "
         "less its own, is -50% (-100% to +0%)."
     ) in text
