@@ -76,6 +76,23 @@ def paired_interval(
         return Interval(value, *stats.ttest_1samp(samples, 0).confidence_interval(level))
 
 
+def share_interval(holds: Float[Array | np.ndarray, " samples"], level: float = 0.95) -> Interval:
+    """The share of independent samples that are one and not zero, with Clopper and Pearson's ends.
+
+    These cover at least `level`, also where all samples are alike.
+
+    Examples
+    --------
+    >>> interval = share_interval(np.ones(12))
+    >>> [round(float(number), 3) for number in interval]
+    [1.0, 0.735, 1.0]
+    """
+    samples = np.asarray(holds)
+    test = stats.binomtest(int(samples.sum()), len(samples))
+    ends = test.proportion_ci(level)
+    return Interval(samples.mean(), np.asarray(ends.low), np.asarray(ends.high))
+
+
 def rank_correlation(
     x: Float[Array | np.ndarray, "*shape records"], y: Float[Array | np.ndarray, "*shape records"]
 ) -> Float[np.ndarray, "*shape"]:

@@ -201,6 +201,11 @@ def _leave_one_out(reader: Reader) -> Priced:
     return Priced(LEAVE_ONE_OUT, 1, reader.price(texts), whole - np.array(without))
 
 
+def proxy_spex(parts: int) -> Any:
+    """Return ProxySPEX of so many parts, with interactions of pairs."""
+    return shapiq.ProxySPEX(n=parts, index="FBII", max_order=2, random_state=0)
+
+
 def _scores_of_shapiq(reader: Reader, texts: int) -> Iterator[Priced]:
     """Score by methods of the package shapiq, with a budget of so many texts."""
     read: list[Bool[np.ndarray, "texts parts"]] = []
@@ -211,9 +216,7 @@ def _scores_of_shapiq(reader: Reader, texts: int) -> Iterator[Priced]:
 
     approximators = {
         KERNEL_SHAP: lambda: shapiq.KernelSHAP(n=reader.parts, pairing_trick=True, random_state=0),
-        PROXY_SPEX: lambda: shapiq.ProxySPEX(
-            n=reader.parts, index="FBII", max_order=2, random_state=0
-        ),
+        PROXY_SPEX: lambda: proxy_spex(reader.parts),
     }
     for name, approximator in approximators.items():
         if texts < LEAST_TEXTS[name]:

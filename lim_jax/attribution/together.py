@@ -83,10 +83,14 @@ class Together(NamedTuple):
 
         They are one group of all, or else groups of two; none where neither is so.
         """
+        return self.groups_at(SHARE)
+
+    def groups_at(self, share: float) -> list[DocumentGroup]:
+        """Return these groups as another share than `SHARE` tells them."""
         numbers = range(len(self.names))
         for size in range(len(self.names), 1, -1):
             sets = itertools.combinations(numbers, size)
-            groups = [group for chosen in sets if (group := self._group(chosen))]
+            groups = [group for chosen in sets if (group := self._group(chosen, share))]
             if groups:
                 return groups
         return []
@@ -115,7 +119,7 @@ class Together(NamedTuple):
         """Return what the answer loses without these documents."""
         return float(self.losses[sum(1 << k for k in chosen)])
 
-    def _group(self, chosen: tuple[int, ...]) -> DocumentGroup | None:
+    def _group(self, chosen: tuple[int, ...], share: float) -> DocumentGroup | None:
         """Return these documents as a group; None where none suffices and not all are needed."""
         without_all = self._loss(chosen)
         if without_all < LEAST:
@@ -123,9 +127,9 @@ class Together(NamedTuple):
         names = tuple(self.names[k] for k in chosen)
         fewer = [self._loss(left) for left in itertools.combinations(chosen, len(chosen) - 1)]
         alone = [self._loss((k,)) for k in chosen]
-        if max(fewer) < SHARE * without_all:
+        if max(fewer) < share * without_all:
             return DocumentGroup(names, "one suffices", max(0.0, *fewer), without_all)
-        if min(alone) > (1 - SHARE) * without_all:
+        if min(alone) > (1 - share) * without_all:
             return DocumentGroup(names, "needed together", min(alone), without_all)
         return None
 

@@ -112,6 +112,20 @@ def test_nothing_is_said_where_documents_add_up_or_give_little(losses):
     assert not finding(losses)
 
 
+@pytest.mark.parametrize(
+    "losses, relation, loss",
+    [
+        ((0.0, 0.9, 0.8, 3.0), "one suffices", 0.9),
+        ((0.0, 2.2, 2.1, 3.0), "needed together", 2.1),
+    ],
+)
+def test_another_share_tells_other_groups(losses, relation, loss):
+    """Without one of them three tenths are lost of what both give, or all but these."""
+    assert together(losses).groups_at(0.25) == together(losses).groups == []
+    group = DocumentGroup(("guide", "survey"), relation, loss, 3.0)
+    assert together(losses).groups_at(0.31) == [group]
+
+
 def test_all_three_are_needed_where_each_takes_all_away():
     needed = (0.0, 2.0, 2.1, 2.1, 1.9, 2.2, 2.2, 2.3)
     assert finding(needed).startswith("“guide”, “survey” and “note” are needed together: ")
