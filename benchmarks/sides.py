@@ -22,7 +22,8 @@ class EndedError(RuntimeError):
 
 def await_turns(job: Job, numbers: Numbers, file: Path, told: Mapping[str, Any]) -> None:
     """Save the job's numbers, tell of its first calls, and run it for each line that comes in."""
-    np.savez(file, **{f"of {key}": value for key, value in numbers.items()})
+    arrays: dict[str, Any] = {f"of {key}": value for key, value in numbers.items()}
+    np.savez(file, **arrays)
     print(json.dumps(told), flush=True)
     for _ in sys.stdin:
         begun = time.perf_counter(), time.process_time()
