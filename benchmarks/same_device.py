@@ -3,21 +3,23 @@
 ``python benchmarks/same_device.py`` (the extra ``parity`` brings torch and transformers) takes a
 CUDA card where PyTorch finds one, and else the processor, on the cores that it may run on: pin it
 to one, as by ``taskset -c 1``, for figures beside those of `speed`. Sizes small, a, b and long are
-the networks of `jobs`, in float32 of the highest precision; 1b is a random published Llama of 1.24
-billion weights in bfloat16, whose jobs are those of `language_jobs` at each number of ``--tokens``.
+the networks of `jobs`, in float32 of the highest precision; 1b is a random Llama of 1.24 billion
+weights, as it is published, in bfloat16: its jobs are those of `language_jobs` at each of
+``--tokens``.
 
 The sides are ours as the library compiles it, eager PyTorch with its fused attention, and
 ``torch.compile`` where it knows the job: at first order. Each is a process of its own, which reads
-the network once. Its numbers are compared with ours before any side is timed, relative to the
+the network once. All numbers are compared with ours before any side is timed, relative to the
 largest of each array (`BOUNDS`); of generated tokens the share that differs is kept and not
-bounded, because a random network's logits are close to one another. Then the sides take turns, and
-all hold their memory meanwhile. A side that ends before, as without enough memory, says why and has
-no row.
+bounded, because a random network's logits are close to one another, and all after the first that
+differs do. Then the sides take turns, and all hold their memory meanwhile. A side that ends before,
+as without enough memory, says why and has no row.
 
 Times are the clock's seconds of a warm call, with the wait for its numbers, as the median of the
-turns; the first call, which compiles, stands apart. Memory is on a card the most that the device
-held for the side, as JAX and PyTorch count it: weights, compiling and calls. On a processor it is
-what a warm call needs beyond what the process holds before.
+turns; the first call, which compiles, stands apart. The processor's own seconds stand beside, which
+others' work on it hardly lengthens. Memory is on a card the most that the device held for the side,
+as JAX and PyTorch count it: weights, compiling and calls. On a processor it is what a warm call
+needs beyond what the process holds before.
 
 Rows, one for each side, go into ``results/same_device-cuda.json`` or ``-cpu.json``, where they
 replace older ones of the same device, size, tokens, job and side. ``python docs/accelerators.py``
@@ -122,7 +124,7 @@ def memory_of_call(job: Job, side: str, platform: Platform) -> float:
         ctypes.CDLL(None).malloc_trim(0)  # what earlier calls freed is not held before this one
         return record.peak_memory(job)
     if side == OURS:
-        return (jax.local_devices()[0].memory_stats() or {})["peak_bytes_in_use"] / 2**20
+        return jax.local_devices()[0].memory_stats()["peak_bytes_in_use"] / 2**20
     return torch.cuda.max_memory_allocated() / 2**20
 
 
@@ -176,8 +178,9 @@ def rows(arguments: list[str], name: str, precision: str, repeats: int) -> list[
             "difference": differences[side],
             "first call": process.first["first call"],
             "seconds": float(np.median(times[side][:, 0])),
-            "least": times[side][:, 0].min(),
-            "most": times[side][:, 0].max(),
+            "least": float(times[side][:, 0].min()),
+            "most": float(times[side][:, 0].max()),
+            "CPU seconds": float(np.median(times[side][:, 1])),
             "repeats": repeats,
             "MiB": process.first["MiB"],
         }
