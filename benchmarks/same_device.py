@@ -139,8 +139,11 @@ def serve(job: Job, side: str, platform: Platform, file: Path) -> None:
 def started(arguments: list[str], name: str, stack: ExitStack) -> dict[str, Side]:
     """Each side's process, without those that ended before they answered."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    # XLA takes of a card's memory what it needs, and leaves the rest to the others.
-    environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    # XLA takes of a card's memory what it needs, and PyTorch keeps nothing that it compiled.
+    environment = {
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+    }
     processes = {}
     for side in (OURS, EAGER, COMPILED) if name in COMPILABLE else (OURS, EAGER):
         file = folder / f"{side}.npz"
