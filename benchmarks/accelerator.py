@@ -91,11 +91,13 @@ def prepared(size: Size, name: str, precision: Precision, device: jax.Device) ->
 
 
 def prepared_profile(folder: Path, holding: str, device: jax.Device) -> Prepared:
-    """The energies of contexts of a published network; the first call compiles."""
+    """The energies of contexts of a network that is read before; the first call compiles."""
+    with jax.default_device(device):
+        model = published.loaded(folder, holding)
 
     def run() -> Any:
         with jax.default_device(device):
-            return published.profiled(folder, holding, TOKENS, CONTEXTS)
+            return published.profiled(model, holding, TOKENS, CONTEXTS)
 
     start = time.perf_counter()
     run()

@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 
 import lim_jax as lim
 from lim_jax.adjoint.cone import cone_mass
+from lim_jax.adjoint.masking import mask_gradient
 from lim_jax.observability.gramian import ObservedTokens, observability_gramians
 from lim_jax.training.density_objectives import Penalty, balanced_objective
 from lim_jax.training.dynamics import density_dynamics, risk
@@ -36,6 +37,7 @@ SIZES = {
     "b": Size(1024, 128, 8, 12, 2),
     "long": Size(8192, 64, 4, 8, 1),
 }
+# Those of the tables of docs/speed.md, which `speed` and `accelerator` run by themselves.
 JOBS = ("influence", "gradient", "algorithm 1", "mdot", "cone mass", "gramians")
 
 
@@ -62,16 +64,44 @@ def our_jobs(length: int, dtype: DTypeLike | None = None) -> dict[str, Callable]
         even = Penalty(epsilon=0.0)
         return balanced_objective(loss, model, batch, grid, even, strength=STRENGTH)
 
+    def mask_gradients(model, batch):
+        def of_example(x, y):
+            def terminal(state, y):
+                return lim.cross_entropy(model[1](state, grid), y, grid)
+
+            return mask_gradient(model[0], terminal, (x, y), grid).total
+
+        return grid.weights * jax.vmap(of_example)(*batch).mean(axis=0)
+
     return {
         "influence": lambda model, batch: lim.influence(loss, model, batch, grid).energy,
         "gradient": jax.grad(lambda model, batch: risk(loss, model, batch)),
         "algorithm 1": jax.grad(objective),
         "mdot": lambda model, batch: density_dynamics(loss, model, batch, grid).rate,
+        "mask gradient": mask_gradients,
         "cone mass": lambda model, batch: cone_mass(first_attention(model), batch[0][0], grid),
         "gramians": lambda model, batch: observability_gramians(
             ObservedTokens(model[0], grid, last), batch[0][0], 1.0
         ),
     }
+
+
+def weights(model: tuple) -> dict[str, np.ndarray]:
+    """The network's arrays by name."""
+    attention = model[0].layers.attention
+    feed_forward = model[0].layers.feed_forward
+    arrays = {name: getattr(attention, name) for name in ("query", "key", "value", "output")}
+    inner = ("inner", "inner_bias", "outer", "outer_bias")
+    arrays.update({name: getattr(feed_forward, name) for name in inner})
+    for index, norm in (("1", attention.norm), ("2", feed_forward.norm)):
+        arrays.update({f"scale{index}": norm.scale, f"shift{index}": norm.shift})
+    arrays["readout"] = model[1].weight
+    return {name: np.asarray(value) for name, value in arrays.items()}
+
+
+def named(result: jax.Array | tuple) -> dict[str, np.ndarray]:
+    """What a job returns, by name: one array, or one for each of the network's."""
+    return {"": np.asarray(result)} if isinstance(result, jax.Array) else weights(result)
 
 
 def first_attention(model: tuple) -> lim.CausalAttention:

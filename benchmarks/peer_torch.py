@@ -9,6 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Parameters = dict[str, torch.Tensor]
 OUTER = ("readout",)
+FEATURES = 8  # that carry log weights: so many keep a head's size a multiple that kernels ask for
 
 
 def parameters(arrays: dict[str, np.ndarray]) -> Parameters:
@@ -28,7 +29,7 @@ def parameters(arrays: dict[str, np.ndarray]) -> Parameters:
 
 def separated(params: Parameters, heads: int) -> dict[str, np.ndarray]:
     """The inverse of `parameters`: arrays under the names that these came by."""
-    arrays = {name: value.numpy() for name, value in params.items()}
+    arrays = {name: value.cpu().numpy() for name, value in params.items()}
     qkv = arrays.pop("joined")
     output = arrays.pop("mixed")
     depth, width = output.shape[:2]
@@ -38,7 +39,31 @@ def separated(params: Parameters, heads: int) -> dict[str, np.ndarray]:
     return arrays
 
 
-def attention(p: Parameters, x: torch.Tensor, context: torch.Tensor, heads: int) -> torch.Tensor:
+def with_log_weights(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    log_weights: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values by which attention adds log weights to the scores of keys.
+
+    They are more features of keys, and ones of queries: a mask that is differentiated would have
+    no fused kernel. Values get zeros, since kernels want all heads of one size.
+    """
+    of_key = (log_weights / (FEATURES * scale)).to(key.dtype)[:, None]
+    features = of_key.expand(*key.shape[:-1], FEATURES)
+    more = (0, FEATURES)
+    return F.pad(query, more, value=1.0), torch.cat([key, features], dim=-1), F.pad(value, more)
+
+
+def attention(
+    p: Parameters,
+    x: torch.Tensor,
+    context: torch.Tensor,
+    heads: int,
+    log_weights: torch.Tensor | None = None,
+) -> torch.Tensor:
     """The attention sublayer, pre-normed; `context` is `x` but where its slot is differentiated."""
     batch, length, width = x.shape
 
@@ -52,19 +77,24 @@ def attention(p: Parameters, x: torch.Tensor, context: torch.Tensor, heads: int)
         source = F.layer_norm(context, (width,), p["scale1"], p["shift1"])
         query = normed @ p["joined"][:width].T
         key, value = (source @ p["joined"][width:].T).chunk(2, dim=-1)
-    heads_output = F.scaled_dot_product_attention(
-        split(query), split(key), split(value), is_causal=True
-    )
-    return heads_output.transpose(1, 2).reshape(batch, length, width) @ p["mixed"].T
+    of_heads = split(query), split(key), split(value)
+    size = width // heads
+    if log_weights is not None:
+        of_heads = with_log_weights(*of_heads, log_weights, size**-0.5)
+    heads_output = F.scaled_dot_product_attention(*of_heads, is_causal=True, scale=size**-0.5)
+    joined = heads_output[..., :size].transpose(1, 2).reshape(batch, length, width)
+    return joined @ p["mixed"].T
 
 
-def trajectory(params: Parameters, x: torch.Tensor, heads: int) -> list[torch.Tensor]:
+def trajectory(
+    params: Parameters, x: torch.Tensor, heads: int, log_weights: torch.Tensor | None = None
+) -> list[torch.Tensor]:
     """The states of all layers, the input first."""
     width = x.shape[-1]
     states = [x]
     for k in range(params["joined"].shape[0]):
         p = {name: value[k] for name, value in params.items() if name not in OUTER}
-        x = x + attention(p, x, x, heads)
+        x = x + attention(p, x, x, heads, log_weights)
         normed = F.layer_norm(x, (width,), p["scale2"], p["shift2"])
         hidden = F.gelu(normed @ p["inner"].T + p["inner_bias"], approximate="tanh")
         x = x + hidden @ p["outer"].T + p["outer_bias"]
@@ -72,9 +102,15 @@ def trajectory(params: Parameters, x: torch.Tensor, heads: int) -> list[torch.Te
     return states
 
 
-def losses(params: Parameters, x: torch.Tensor, y: torch.Tensor, heads: int) -> torch.Tensor:
+def losses(
+    params: Parameters,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    heads: int,
+    log_weights: torch.Tensor | None = None,
+) -> torch.Tensor:
     """The mean cross-entropy of every example."""
-    logits = trajectory(params, x, heads)[-1] @ params["readout"]
+    logits = trajectory(params, x, heads, log_weights)[-1] @ params["readout"]
     return F.cross_entropy(logits.transpose(1, 2), y, reduction="none").mean(dim=1)
 
 
@@ -85,14 +121,15 @@ def jobs(
     heads: int,
     strength: float,
     compiled: bool = False,
+    device: str = "cpu",
 ) -> dict[str, Callable[[], dict[str, np.ndarray]]]:
     """Each job as a function of nothing, that returns numbers to compare, by name.
 
     By `torch.compile` those that it knows: it has no double backward and no forward mode.
     """
-    params = parameters(arrays)
-    x_ = torch.from_numpy(x.copy())
-    y = torch.from_numpy(labels)
+    params = {name: value.to(device) for name, value in parameters(arrays).items()}
+    x_ = torch.from_numpy(x.copy()).to(device)
+    y = torch.from_numpy(labels).to(device)
     length = x.shape[1]
     first_order_losses = torch.compile(losses) if compiled else losses
 
@@ -109,7 +146,7 @@ def jobs(
         return separated(dict(zip(params, slopes, strict=True)), heads)
 
     def influence() -> dict[str, np.ndarray]:
-        return {"": energies(params, x_)[1].numpy()}
+        return {"": energies(params, x_)[1].cpu().numpy()}
 
     def gradient() -> dict[str, np.ndarray]:
         at = trainable()
@@ -133,7 +170,12 @@ def jobs(
             down = torch.func.grad(lambda p: -losses(p, x_, y, heads).mean())(params)
             value, rate = torch.func.jvp(energy, (params,), (down,))
             total = value.mean()
-            return {"": ((rate - value / total * rate.mean()) / total).numpy()}
+            return {"": ((rate - value / total * rate.mean()) / total).cpu().numpy()}
+
+    def mask_gradient() -> dict[str, np.ndarray]:
+        log_weights = x_.new_zeros(length, requires_grad=True)
+        loss = first_order_losses(params, x_, y, heads, log_weights).mean()
+        return {"": torch.autograd.grad(loss, log_weights)[0].cpu().numpy()}
 
     def cone_mass() -> dict[str, np.ndarray]:
         first = {name: value[0] for name, value in params.items() if name not in OUTER}
@@ -145,11 +187,11 @@ def jobs(
         with sdpa_kernel(SDPBackend.MATH):
             # In chunks: all cotangents at once need 17 GiB of attention matrices at size (a).
             jacobian = torch.func.jacrev(attend, chunk_size=512)(x_[0])
-        rows, columns = torch.tril_indices(length, length)
+        rows, columns = torch.tril_indices(length, length, device=device)
         blocks = jacobian.transpose(1, 2)[rows, columns]
         squares = torch.linalg.matrix_norm(blocks, ord=2) ** 2
-        sums = torch.zeros(length, dtype=squares.dtype).index_add(0, columns, squares)
-        return {"": (length * sums).numpy()}
+        sums = squares.new_zeros(length).index_add(0, columns, squares)
+        return {"": (length * sums).cpu().numpy()}
 
     def gramians() -> dict[str, np.ndarray]:
         def last_states(x: torch.Tensor) -> torch.Tensor:
@@ -157,13 +199,14 @@ def jobs(
 
         with sdpa_kernel(SDPBackend.MATH):
             jacobian = torch.func.jacrev(last_states)(x_[0])
-        return {"": torch.einsum("koia,koib->iab", jacobian, jacobian).numpy()}
+        return {"": torch.einsum("koia,koib->iab", jacobian, jacobian).cpu().numpy()}
 
     return {
         "influence": influence,
         "gradient": gradient,
         "algorithm 1": algorithm_1,
         "mdot": mdot,
+        "mask gradient": mask_gradient,
         "cone mass": cone_mass,
         "gramians": gramians,
     }

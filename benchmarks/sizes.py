@@ -13,7 +13,6 @@ one, which go in batches; of the holding ``"load alone"`` each goes by itself.
 
 import argparse
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -92,43 +91,40 @@ def written(folder: Path, network: str) -> Path:
     return folder
 
 
-def profiled(path: Path, holding: str, tokens: int, contexts: int) -> np.ndarray:
-    """The energies of a last-token loss of some contexts."""
+def windows(vocabulary: int, tokens: int, contexts: int) -> np.ndarray:
+    """Random ids of some contexts, each with the id after it."""
+    return np.random.default_rng(1).integers(0, vocabulary, (contexts, tokens + 1))
+
+
+def loaded(path: Path, holding: str) -> lim.models.CausalLM:
+    """The network with its weights held in one of the ways."""
     holding, *how = holding.split()
     compute = "bfloat16" if "products" in how else None
     if holding in ("open", "walk"):
-        model = lim.models.open(path, compute=compute)
-    else:
-        kept: Any = None if holding == "load" else holding
-        model = lim.models.load(path, storage_dtype=kept, compute=compute, on_host="host" in how)
-    ids = np.random.default_rng(1).integers(0, model.vocabulary, (contexts, tokens + 1))
-    windows = [jax.device_put(row) for row in ids]
+        return lim.models.open(path, compute=compute)
+    kept: Any = None if holding == "load" else holding
+    return lim.models.load(path, storage_dtype=kept, compute=compute, on_host="host" in how)
+
+
+def profiled(model: lim.models.CausalLM, holding: str, tokens: int, contexts: int) -> np.ndarray:
+    """The energies of a last-token loss of some contexts."""
+    holding, *how = holding.split()
+    rows = [jax.device_put(row) for row in windows(model.vocabulary, tokens, contexts)]
     ask = lim.loss.last_token
-    runs = [[window] for window in windows] if "alone" in how else [windows]
+    runs = [[row] for row in rows] if "alone" in how else [rows]
     with tempfile.TemporaryDirectory() as kept:
         checkpoint = Path(kept) if holding == "walk" else None
         measure = partial(lim.models.energies_of_ids, model, ask=ask, checkpoint=checkpoint)
-        return np.concatenate([np.stack(measure(windows)) for windows in runs])
+        return np.concatenate([np.stack(measure(rows)) for rows in runs])
 
 
 def theirs(path: Path, precision: str, tokens: int, contexts: int) -> np.ndarray:
     """The same by transformers, one after the other."""
-    import torch
-    import transformers
+    import peer_llama
 
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, precision))
-    model.requires_grad_(False)
-    size = contexts, tokens + 1
-    energies = []
-    for window in np.random.default_rng(1).integers(0, model.config.vocab_size, size):
-        ids = torch.tensor(window[None])
-        x = model.get_input_embeddings()(ids[:, :-1]).requires_grad_()
-        logits = model(inputs_embeds=x, logits_to_keep=1, use_cache=False).logits[0, -1].float()
-        torch.nn.functional.cross_entropy(logits[None], ids[:, -1]).backward()
-        assert x.grad is not None
-        energies.append((x.grad[0].float() ** 2).sum(1).numpy() * tokens**2)
-    return np.stack(energies)
+    model = peer_llama.loaded(path, precision)
+    rows = windows(model.config.vocab_size, tokens, contexts)
+    return np.stack([peer_llama.energies(model, row) for row in rows])
 
 
 def measured(path: Path, holding: str, tokens: int, contexts: int, out: Path) -> dict:
@@ -137,7 +133,7 @@ def measured(path: Path, holding: str, tokens: int, contexts: int, out: Path) ->
     if peer == "transformers":
         np.save(out, theirs(path, precision, tokens, contexts))
     else:
-        np.save(out, profiled(path, holding, tokens, contexts))
+        np.save(out, profiled(loaded(path, holding), holding, tokens, contexts))
     usage = resource.getrusage(resource.RUSAGE_SELF)
     peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 2**20
     expected = lim.models.profile_memory(lim.models.open(path), tokens)

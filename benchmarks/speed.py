@@ -18,12 +18,8 @@ import os
 # Before JAX starts: one thread, as for the peer.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 
-import json
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
@@ -45,10 +41,12 @@ from jobs import (
     VOCABULARY,
     WIDE,
     Size,
+    named,
     network,
     our_jobs,
+    weights,
 )
-from tqdm import tqdm
+from sides import Job, Numbers, Side, await_turns, difference, turns
 
 from lim_jax.cost.counting import operations
 
@@ -58,22 +56,7 @@ MEASURED = OURS, KEEPING, STOCK  # whose memory is told
 WIDER = {"xla_cpu_prefer_vector_width": 512}
 COMPILER = "compiled "  # in front of the names of those by torch.compile
 FIRST_ORDER = ("influence", "gradient")  # what torch.compile knows, and products are kept for
-Numbers = Mapping[str, np.ndarray]
-Job = Callable[[], Numbers]
 Precision = Literal["float32", "float64"]
-
-
-def weights(model: tuple) -> dict[str, np.ndarray]:
-    """The network's arrays by name."""
-    attention = model[0].layers.attention
-    feed_forward = model[0].layers.feed_forward
-    arrays = {name: getattr(attention, name) for name in ("query", "key", "value", "output")}
-    inner = ("inner", "inner_bias", "outer", "outer_bias")
-    arrays.update({name: getattr(feed_forward, name) for name in inner})
-    for index, norm in (("1", attention.norm), ("2", feed_forward.norm)):
-        arrays.update({f"scale{index}": norm.scale, f"shift{index}": norm.shift})
-    arrays["readout"] = model[1].weight
-    return {name: np.asarray(value) for name, value in arrays.items()}
 
 
 def prepared(size: Size, name: str, side: str) -> tuple[Job, float]:
@@ -88,8 +71,7 @@ def prepared(size: Size, name: str, side: str) -> tuple[Job, float]:
     compilation = time.perf_counter() - start
 
     def run() -> Numbers:
-        result = jax.block_until_ready(compiled(model, batch))
-        return {"": np.asarray(result)} if isinstance(result, jax.Array) else weights(result)
+        return named(jax.block_until_ready(compiled(model, batch)))
 
     return run, compilation
 
@@ -128,51 +110,15 @@ def serve(size: Size, side: str, name: str, file: Path) -> None:
         compilation = 0.0
     numbers: list[Numbers] = []
     peak = record.peak_memory(lambda: numbers.append(job()))
-    np.savez(file, **{f"of {key}": value for key, value in numbers[0].items()})
-    print(json.dumps({"compilation": compilation, "MiB": peak}), flush=True)
-    for _ in sys.stdin:
-        begun = time.perf_counter(), time.process_time()
-        job()
-        ended = time.perf_counter(), time.process_time()
-        print(
-            json.dumps([end - start for start, end in zip(begun, ended, strict=True)]), flush=True
-        )
+    await_turns(job, numbers[0], file, {"compilation": compilation, "MiB": peak})
 
 
-class Side:
+def started(side: str, label: str, name: str, precision: Precision, file: Path) -> Side:
     """The process of one side."""
-
-    def __init__(self, side: str, label: str, name: str, precision: Precision, file: Path):
-        command = [sys.executable, __file__, "--serve-as", side, "--out", str(file)]
-        command += ["--sizes", label, "--jobs", name, "--precision", precision]
-        allowed = {"LD_PRELOAD": str(record.allowing_library())} if side.endswith(ALLOWED) else {}
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | allowed,
-        )
-        self.first = self.next_line()
-        self.numbers = dict(np.load(file))
-
-    def next_line(self):
-        """The next line of what it says."""
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
-
-    def turn(self) -> tuple[float, float]:
-        """Let it run once: the clock's seconds, and the processor's."""
-        assert self.process.stdin is not None
-        print("again", file=self.process.stdin, flush=True)
-        return tuple(self.next_line())
-
-    def __enter__(self) -> "Side":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
+    arguments = [__file__, "--serve-as", side, "--out", str(file)]
+    arguments += ["--sizes", label, "--jobs", name, "--precision", precision]
+    allowed = {"LD_PRELOAD": str(record.allowing_library())} if side.endswith(ALLOWED) else {}
+    return Side(arguments, file, allowed)
 
 
 def sides_of(name: str) -> list[str]:
@@ -188,19 +134,17 @@ def time_sides(label: str, name: str, precision: Precision, repeats: int) -> dic
     """A row of the table: the numbers agree, then all sides take turns."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        file = folder / "numbers.npz"
         sides = {
-            side: stack.enter_context(Side(side, label, name, precision, folder / "numbers.npz"))
+            side: stack.enter_context(started(side, label, name, precision, file))
             for side in sides_of(name)
         }
-        require_agreement(sides, 2e-3 if precision == "float32" else 1e-9)
-        times = {side: [] for side in sides}
-        for _ in tqdm(range(repeats), desc=f"{label} {name}", leave=False):
-            for side, process in sides.items():
-                times[side].append(process.turn())
+        tolerance = 2e-3 if precision == "float32" else 1e-9
+        for side, process in sides.items():
+            assert difference(process.numbers, sides[OURS].numbers) < tolerance, side
+        times = turns(sides, repeats, f"{label} {name}")
     medians = {side: np.median(measurements, axis=0) for side, measurements in times.items()}
-    seconds = {
-        side: np.array([cpu for _, cpu in measurements]) for side, measurements in times.items()
-    }
+    seconds = {side: measurements[:, 1] for side, measurements in times.items()}
     peers = [side for side in seconds if side not in (OURS, KEEPING, WIDE)]
 
     def ratio(against: list[str], side: str = OURS) -> float:
@@ -225,16 +169,6 @@ def time_sides(label: str, name: str, precision: Precision, repeats: int) -> dic
         "compilation": sides[OURS].first["compilation"],
         "MiB": {side: sides[side].first["MiB"] for side in MEASURED if side in sides},
     }
-
-
-def require_agreement(sides: Mapping[str, Side], tolerance: float) -> None:
-    """All numbers of all sides are ours, relative to the largest of each array."""
-    ours = sides[OURS].numbers
-    for side in sides.values():
-        assert side.numbers.keys() == ours.keys()
-        for key, values in side.numbers.items():
-            scale = np.abs(values).max()
-            np.testing.assert_allclose(ours[key], values, rtol=0, atol=tolerance * scale)
 
 
 def main(

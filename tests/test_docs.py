@@ -278,11 +278,12 @@ def test_the_table_of_limits_and_its_pictures_are_those_of_the_results(tmp_path)
     require_as_drawn(DOCS / "limits", tmp_path)
 
 
-def test_the_table_of_an_accelerator_and_its_file_are_of_the_results():
+def test_the_tables_of_accelerators_and_their_files_are_of_the_results():
     """Where every job agrees with the processor as nearly as the page says."""
     accelerators = runpy.run_path(str(DOCS / "accelerators.py"))
     assert accelerators["PAGE"].read_text() == accelerators["written"]()
     assert accelerators["FILE"].read_text() == accelerators["data_file"]()
+    assert accelerators["BESIDE_FILE"].read_text() == accelerators["beside_file"]()
     largest = {"float32": 1.1e-6, "bfloat16 products": 0.02, "bfloat16": 0.02}
     for row in accelerators["results"]():
         assert row["difference"] < largest[row["precision"]], row
