@@ -87,6 +87,7 @@ PATHS = (4, 8)  # of so many gradients
 HELD_OUT = 32
 TICKS = (3, 6, 12, 24, 48)
 NEAR = 0.01  # of scores that count as alike
+SAME_PRICE = 0.5  # a reading of half of the text, by which prices of the same texts differ
 INFORMED = "informed"
 DESIGNED = "designed texts alone"
 HIERARCHY = "informed, documents first"
@@ -394,7 +395,7 @@ def _best_beside(by_method: dict[str, list[Point]], own: Point) -> tuple[str, Po
         (method, point)
         for method, of_method in by_method.items()
         for point in of_method
-        if method not in (INFORMED, DESIGNED, HIERARCHY) and point.price <= own.price + 0.5
+        if method not in (INFORMED, DESIGNED, HIERARCHY) and point.price <= own.price + SAME_PRICE
     ]
     return max(others, key=lambda other: float(other[1].score.value))
 

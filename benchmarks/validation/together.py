@@ -28,7 +28,7 @@ from lim_jax._partial_runs import each_once
 from lim_jax.attribution.ablation_design import balanced_design
 from lim_jax.attribution.methods import mask_gradient
 from lim_jax.attribution.methods.informed import PASSES, texts_of_passes
-from lim_jax.attribution.together import Together
+from lim_jax.attribution.together import SETS, Together
 from lim_jax.models import LanguageModel
 
 
@@ -92,8 +92,7 @@ def price_of_informed(subsets: Subsets, names: Sequence[str]) -> float:
 
     A gradient costs two more than its pass forward.
     """
-    halves, _ = texts_of_passes(PASSES, 1)
-    design = balanced_design(len(subsets.names), halves)
+    design = balanced_design(len(subsets.names), texts_of_passes(PASSES - SETS, 1))
     sets = subsets.kept_without(names)[1:]  # the first of them is the whole
     gradient = mask_gradient.METHOD.cost(len(subsets.names), 1).total
     return gradient + subsets.price(np.concatenate([design, sets]))
