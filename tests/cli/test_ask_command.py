@@ -27,6 +27,7 @@ from lim_jax.attribution.segments import context_segments, whole_answer
 from lim_jax.attribution.without_parts import without_parts
 from lim_jax.cli import answers, ask_command, profile_command
 from lim_jax.cli.commands import main
+from lim_jax.cli.networks import PLACEMENT
 from lim_jax.prompts import generate_answers, own_answers, tokenize_context, tokenize_prompt
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.report import answer_page
@@ -429,6 +430,26 @@ def test_an_answer_is_cut_where_no_id_ends_it(folder, monkeypatch):
     for most, cut in ((3, False), (2, True)):
         (context,) = generate_answers([tokenize_prompt(RenderedPrompt("abc"))], model, tokens=most)
         assert context.window.tolist() == [*b"abc", 1, 2] and context.cut is cut
+
+
+def test_a_prompt_of_several_that_has_no_answer_is_named(folder, monkeypatch):
+    monkeypatch.setattr(own_answers, "answer", lambda *_, **__: np.array([9]))
+    model = models.LanguageModel(models.load(folder), end_ids=(9,))
+    prompts = [tokenize_prompt(RenderedPrompt(text)) for text in ("abc", "abd")]
+    context = prompts[0].with_answer(np.array([1]))
+    with pytest.raises(ValueError, match="context 1: answer: got no ids after 'abd'"):
+        generate_answers([context, prompts[1]], model, tokens=2)
+    with pytest.raises(ValueError, match="context one: answer: got no ids"):
+        generate_answers([prompts[0]._replace(id="one")], model, tokens=2)
+
+
+def test_answering_records_where_the_weights_are(folder, tmp_path, monkeypatch):
+    """So that a run that is interrupted then goes on with weights in the same place."""
+    monkeypatch.setattr(own_answers, "answer", lambda *_, **__: np.array([1, 2]))
+    model = models.LanguageModel(models.load(folder))
+    prompts = [tokenize_prompt(RenderedPrompt("abc"))]
+    answers.answer_contexts(prompts, model, "answer", 2, tmp_path)
+    assert (tmp_path / PLACEMENT).read_bytes() == b"in memory"
 
 
 def test_what_to_know_of_answers_is_said(chatting):

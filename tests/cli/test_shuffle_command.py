@@ -227,6 +227,17 @@ def test_lines_of_other_documents_are_told_by_their_number(folder, tmp_path, mon
     assert "Errors are over 3 orders of one line" in capsys.readouterr().out
 
 
+def test_lines_without_documents_have_no_orders(folder, tmp_path):
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"prompt": "abc", "answer": "d"}\n')
+    out = tmp_path / "out"
+    arguments = [str(folder), "--data", str(data), "--loss", "answer", "--out", str(out)]
+    with pytest.raises(
+        ValueError, match="line 1: got 0 documents with --shuffle, expected at least"
+    ):
+        main(["profile", *arguments, "--shuffle", "2"])
+
+
 @pytest.mark.parametrize(
     "shuffle, message", [("1", "shuffle: got 1, expected 0"), ("-1", "shuffle: got -1")]
 )

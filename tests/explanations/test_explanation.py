@@ -23,11 +23,13 @@ from lim_jax.adjoint.sites import attention_sites
 from lim_jax.density import Influence
 from lim_jax.explanations.certificates import Judged
 from lim_jax.explanations.explanation import average_cone_mass, explanation_table
-from lim_jax.explanations.influence_table import contexts_needed, influence_table
+from lim_jax.explanations.influence_table import contexts_needed, index_lines, influence_table
+from lim_jax.explanations.windows import regions_without_queries
 from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.models import small_models
 from lim_jax.network.norms import LayerNorm
 from lim_jax.probes import sample_mean
+from lim_jax.results.context_energies import influence_of_contexts
 
 LENGTH = 8
 REGIONS = lim.boundary_regions(lim.token_grid(LENGTH), 0.25)
@@ -288,6 +290,19 @@ def test_a_last_token_loss_is_shown_with_and_without_its_query():
 
 
 @pytest.mark.slow
+def test_of_no_influence_the_queries_hold_no_share():
+    """Where it vanishes at every position there is nothing to divide."""
+    regions = lim.boundary_regions(lim.token_grid(8), 0.2)
+    rest = regions_without_queries([np.eye(8)[-1]], regions)
+    assert rest is not None
+    nothing = [np.zeros(8)]
+    lines = index_lines(
+        influence_of_contexts(nothing, regions), influence_of_contexts(nothing, rest)
+    )
+    assert len(lines) == 2 and "nan%" not in "".join(lines)
+    assert lines[1].startswith("Without: ")
+
+
 def test_contexts_needed_make_the_interval_as_narrow_as_asked():
     """On fresh contexts, as many as a few foretell: two errors are a tenth, or half of one."""
     regions = lim.boundary_regions(lim.token_grid(5), 0.2)

@@ -14,7 +14,7 @@ from lim_jax import plots, results
 from lim_jax.adjoint.certificate import Certificate, Inequality, Premise
 from lim_jax.adjoint.deficits import exact_characterisation
 from lim_jax.plots import influence_profile
-from lim_jax.plots.figure_style import shade_boundaries
+from lim_jax.plots.figure_style import new_figure, save_figure, shade_boundaries
 from lim_jax.plots.profile import shares_by_place
 from lim_jax.probes import Estimate
 
@@ -25,6 +25,13 @@ def heights(collection):
 
 def legend(figure):
     return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_a_title_is_no_formula(tmp_path):
+    """A model or a file may be called by half of one."""
+    figure, _ = new_figure("density", title="cost$x_$y")
+    save_figure(figure, tmp_path, "figure")
+    assert (tmp_path / "figure.png").stat().st_size > 0
 
 
 def test_the_profile_shows_density_errors_averages_and_indices():
