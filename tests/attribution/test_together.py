@@ -191,10 +191,6 @@ def test_an_answer_says_what_its_documents_do_together(monkeypatch):
     assert len(answered.record()["together"]) == 7
     assert answered.support is not None and answered.support.name == names[0]
     assert answered.support.loss == answered.together.losses[1]
-    for documents, options in (
-        (DOCUMENTS, {"passes": 19}),
-        (DOCUMENTS, {"foil": "He"}),
-        (["Wren"], {}),
-    ):
-        others = lim.ask(model, "Who sang?", documents, answer="It", **{"passes": 20} | options)
+    for documents, passes, foil in ((DOCUMENTS, 19, ""), (DOCUMENTS, 20, "He"), (["Wren"], 20, "")):
+        others = lim.ask(model, "Who sang?", documents, answer="It", passes=passes, foil=foil)
         assert others.together is None and others.record()["together"] is None

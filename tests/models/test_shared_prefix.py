@@ -1,6 +1,7 @@
 """What contexts begin with: found by hand, read once, and answered after as after the whole."""
 
 from dataclasses import replace
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -104,6 +105,8 @@ def test_a_reading_is_kept_until_contexts_ask_for_another(shared, monkeypatch):
     """Then those of contexts before are dropped, and read anew where they are asked for again."""
     read = []
     readings = [*FIVE, *(reading("A tower. " + end) for end in "abcde")]
+    ask: Any
+    orders: list[tuple[int, Any]]
     if shared == "prefix":
         monkeypatch.setattr(shared_prefix, "read_prefix", lambda *of, **_: read.append(of))
         ask = prefix_reader(MODEL, readings)
