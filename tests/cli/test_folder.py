@@ -209,7 +209,8 @@ def test_a_run_over_another_that_is_interrupted_goes_on_and_takes_that_ones_file
         with run_folder(tmp_path, command, {}, overwrite=overwrite) as place:
             for file in files:
                 (place / file).write_text(command)
-            (tmp_path / "notes.txt").write_text("mine")  # written meanwhile, by nobody of ours
+            if not overwrite:
+                (tmp_path / "notes.txt").write_text("mine")  # meanwhile, by nobody of ours
             if error is not None:
                 raise error
 
