@@ -220,7 +220,8 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
     _require_true(regional, bounds)
     upper = np.asarray(bounds.upper)
     correlations = np.asarray(bounds.correlations)
-    scales = np.stack([np.sqrt(upper[:, a] * upper[:, b]) for a, b in PAIRS], axis=1)
+    roots = np.sqrt(upper)  # before products, which may under- or overflow in float32
+    scales = np.stack([roots[:, a] * roots[:, b] for a, b in PAIRS], axis=1)
     left, middle, right = (float(gamma) for gamma in 2 * (correlations * scales).sum(axis=1))
     spent = float(upper[1].sum()) + middle
     lower = {"left": float(bounds.left), "right": float(bounds.right)}

@@ -221,6 +221,28 @@ def test_the_double_deficit_holds_fails_and_is_vacuous():
     assert f"it could decide: {both.decisive}" in certificate_table([both])
 
 
+@pytest.mark.parametrize("scale", [1e-12, 1e-10, 1.0, 1e10])
+def test_the_covectors_unit_changes_no_verdict_in_single_precision(scale):
+    """At both ends the cone is the residual's multiple, and cancels it: cross terms undo a U.
+
+    The squares of these energies under- and overflow, but energies do not.
+    """
+    # `eq:channel-correlation-bound`, `eq:channel-cross-bound-gamma`.
+    vectors = np.array([[-0.9, 0.3, 1.0], [1.0, 0.0, -0.9], [0.0, 0.0, 0.0]])
+    scaled = jax.device_put((scale * vectors).astype(np.float32))
+    regions = lim.boundary_regions(lim.token_grid(3, jnp.float32), "1/3")
+    regional = regional_channels(scaled[None, :, :, None], regions)
+    parallel = np.array([[1, 0, 0], [0, 0, 0], [1, 0, 0]])
+    np.testing.assert_allclose(regional.correlations, parallel, rtol=1e-6)
+    drawn = deficits.bootstrap_bounds(regional, key=jax.random.key(0))
+    for bounds in (drawn, drawn._replace(correlations=jnp.ones((3, 3), jnp.float32))):
+        certificate = deficits.double_deficit(regional, bounds)
+        assert not certificate.holds and "left and the right" in certificate.vacuous
+        left, right = certificate.inequalities
+        lesser = np.array([left.lesser, right.lesser]) / scale**2
+        np.testing.assert_allclose(lesser, 0.09 + 2 * 0.9, rtol=1e-5)
+
+
 def test_the_double_deficits_sides_by_hand():
     """Bounds of one's own, no two alike: U_M = 21, and Gamma = 1.5, 8 and 0.5."""
     # `thm:channel-energy-double-deficit`, `eq:channel-cross-bound-gamma`,
