@@ -16,6 +16,7 @@ from lim_jax._checks import (
     as_nonnegative,
     described,
     error_if,
+    error_if_not_finite,
     require,
     require_floats,
     require_kind,
@@ -231,7 +232,7 @@ def energy_stability(
     ValueError
         If the covectors do not fit the regions' grid, or there is not one c for each example.
     EquinoxRuntimeError
-        If a c is negative, or smaller than the covectors say.
+        If a covector is NaN or infinite, or a c NaN, negative, or smaller than the covectors say.
 
     Examples
     --------
@@ -268,7 +269,11 @@ def _stability(
     examples, _, width = terminal.shape
     require_on_grid(initial, regions.grid, "initial", axes, examples=examples, width=width)
     require_floats(amplification, "amplification", "examples", examples=terminal.shape[0])
+    terminal = error_if_not_finite(terminal, "terminal")
+    initial = error_if_not_finite(initial, "initial")
     cure = "Pass bounds of norms, 0 for layers that change nothing."
+    message = f"amplification: got NaN, expected a number or infinity. {cure}"
+    amplification = error_if(amplification, jnp.isnan(amplification), message)
     amplification = as_nonnegative(amplification, "amplification", cure)
     weights = regions.grid.weights
     squares, energy, change_bound = _mean_squares(terminal, initial, amplification, weights)

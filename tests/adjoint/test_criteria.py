@@ -1,5 +1,7 @@
 """Primacy, recency and queries: criteria that hold, that fail and that are vacuous."""
 
+from functools import partial
+
 import diffrax
 import equinox as eqx
 import jax
@@ -302,6 +304,22 @@ def test_a_negative_c_is_refused(layers):
             criteria.energy_stability(spike, spike, growth[:, 0], REGIONS)
 
 
+@pytest.mark.parametrize("of", [lambda call: call, jax.jit], ids=["known", "traced"])
+def test_what_is_no_number_has_no_energy(of):
+    """An infinite c is a bound, of nothing."""
+    ones = jnp.ones((1, LENGTH, 1))
+    growth = jnp.ones(1)
+    stability = of(partial(criteria.energy_stability, regions=REGIONS))
+    for bad in (np.nan, np.inf):
+        with pytest.raises(RuntimeError, match="terminal: got NaN or infinite values"):
+            jax.block_until_ready(stability(ones.at[0, 3].set(bad), ones, growth))
+        with pytest.raises(RuntimeError, match="initial: got NaN or infinite values"):
+            jax.block_until_ready(stability(ones, ones.at[0, 3].set(bad), growth))
+    with pytest.raises(RuntimeError, match="amplification: got NaN, expected a number or inf"):
+        jax.block_until_ready(stability(ones, ones, np.nan * growth))
+    assert np.isinf(stability(ones, ones, np.inf * growth).bound).all()
+
+
 def test_examples_without_a_c_are_refused():
     spike = jnp.asarray(np.eye(LENGTH)[None, :, -1:])
     with pytest.raises(ValueError, match="amplification: got .* expected at least one c for each"):
@@ -314,6 +332,10 @@ def test_norms_that_contradict_each_other_make_no_c():
     for attained in ([0.5, 1.1], [0.5, -1.0]):
         with pytest.raises(RuntimeError, match="norms: got bounds that contradict each other"):
             residual.amplification(NormBounds(jnp.array(attained), upper))
+    nan = upper.at[1].set(jnp.nan)
+    for bounds in (NormBounds(upper, nan), NormBounds(nan, upper)):
+        with pytest.raises(RuntimeError, match="norms: got NaN, expected 0 <= attained <= upper"):
+            residual.amplification(bounds)
     np.testing.assert_allclose(residual.amplification(NormBounds(upper, upper)).product, 2)
 
 
