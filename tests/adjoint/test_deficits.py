@@ -172,13 +172,14 @@ def test_certificates_refuse_nan_and_tracers(name, as_users_run):
     nan = jnp.full((1, LENGTH, 2), jnp.nan)
     one = jnp.ones(1)
     weights = teacher_forcing(LENGTH)
+    futures = jnp.asarray(1 - np.arange(LENGTH) / LENGTH)
     judged = {
         "terminal": lambda x: criteria.recency_survival(x, x, one, REGIONS),
         "regional": lambda x: deficits.exact_characterisation(
             RegionalChannels(x.sum() * jnp.ones((1, 3, 3, 3)))
         ),
         "cone": lambda x: criteria.primacy_noncancellation(
-            JointCone(*[x.sum() * jnp.ones(LENGTH)] * 4, horizon=jnp.ones(())), REGIONS
+            JointCone(*[x.sum() * jnp.ones(LENGTH)] * 3, futures, horizon=jnp.ones(())), REGIONS
         ),
         "weights": lambda x: criteria.right_biased_queries(
             x[0, :, 0], jnp.ones(LENGTH), jnp.ones((1, LENGTH, 1)), REGIONS
