@@ -179,7 +179,8 @@ def test_certificates_refuse_nan_and_tracers(name, as_users_run):
             RegionalChannels(x.sum() * jnp.ones((1, 3, 3, 3)))
         ),
         "cone": lambda x: criteria.primacy_noncancellation(
-            JointCone(*[x.sum() * jnp.ones(LENGTH)] * 3, futures, horizon=jnp.ones(())), REGIONS
+            JointCone(*[x.sum() * jnp.ones(LENGTH)] * 3, future=futures, horizon=jnp.ones(())),
+            REGIONS,
         ),
         "weights": lambda x: criteria.right_biased_queries(
             x[0, :, 0], jnp.ones(LENGTH), jnp.ones((1, LENGTH, 1)), REGIONS
@@ -276,6 +277,30 @@ def test_bounds_that_the_data_contradict_are_refused_by_name(change, named):
     regional = products((1, 2, 1), (1, 2, 1), (1, 2, 1), cross=0.5)
     with pytest.raises(ValueError, match=named):
         deficits.double_deficit(regional, change(exact_bounds(regional)))
+
+
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        ({"upper": jnp.ones(3)}, r"upper: got shape \(3,\), expected \(3, 3\)"),
+        ({"correlations": jnp.ones((3, 2))}, r"correlations: got shape \(3, 2\), expected \(3, 3"),
+        ({"left": jnp.zeros(2)}, r"left: got an array .* shape \(2,\), expected a real number"),
+        ({"right": jnp.zeros(2)}, r"right: got an array .* shape \(2,\), expected a real number"),
+    ],
+)
+def test_bounds_of_other_shapes_are_refused_by_name(change, named, as_users_run):
+    regional = products((1, 2, 1), (1, 2, 1), (1, 2, 1))
+    with pytest.raises(ValueError, match=named):
+        deficits.double_deficit(regional, exact_bounds(regional)._replace(**change))
+
+
+def test_products_of_no_examples_or_regions_are_refused(as_users_run):
+    regional = products((1, 2, 1), (1, 2, 1), (1, 2, 1))
+    for wrong in (regional.products[:0], regional.products[0]):
+        with pytest.raises(ValueError, match=r"regional.products: got .*\(examples, 3, 3, 3\)"):
+            deficits.exact_characterisation(RegionalChannels(wrong))
+    with pytest.raises(ValueError, match="key: got 0, expected one random key"):
+        deficits.bootstrap_bounds(regional, key=0)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(
