@@ -42,10 +42,10 @@ class AttentionSites(NamedTuple):
 
     # With a leading axis, or `FetchedParts`, or `LayersByKind` of these: `map_sites`.
     attention: Any
-    increments: Float[Array, " depth"]  # epsilon zeta(t_k)
-    step: Float[Array, " depth"]  # epsilon, for each layer
+    increments: Float[Array, " depth"]
+    step: Float[Array, " depth"]
     states: Float[Array, "depth length width"]
-    covectors: Float[Array, "depth length width"]  # P_{k+1}, carried back by the later stages
+    covectors: Float[Array, "depth length width"]
 
 
 def attention_sites(

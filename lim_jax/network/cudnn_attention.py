@@ -2,7 +2,7 @@
 
 Of heads in half precision, or in float32 where products are asked for in bfloat16. Wherever the
 kernel does not know the dtype, the sizes, the grid or the prefixes, the same is computed tile by
-tile (`blocked`).
+tile (`tiled_attention`).
 """
 
 from collections.abc import Sequence
