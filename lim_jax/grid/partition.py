@@ -125,12 +125,6 @@ def boundary_regions(
     [0.2, 0.6, 0.2]
     """
     require_grid(grid)
-    require_name(
-        convention,
-        ("overlap", "points"),
-        "convention",
-        "Pass one of these names, which boundary_regions explains.",
-    )
     exact = exact_fraction(delta)
     expected = "a number strictly between 0 and 1/2"
     cure = "Take 0.2 as the paper does: delta is the width of each boundary region."
@@ -167,6 +161,8 @@ def interval_weights(
 
 def _weights_below(grid: Grid, end: Fraction, convention: Convention) -> np.ndarray:
     """Return the weights of the integral over [0, end), and over [0, 1] where the end is 1."""
+    cure = "Pass one of these names, which boundary_regions explains."
+    require_name(convention, ("overlap", "points"), "convention", cure)
     if end == 1:
         return grid._weights()
     if convention == "points":
