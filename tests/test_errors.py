@@ -338,6 +338,24 @@ STATIC = {
         lambda: layer_steps(float("inf"), STATES),
         "step: got inf, expected a finite number",
     ),
+    "a terminal loss of vectors": (
+        lambda: adjoint.adjoint_trajectory(random_flow(), lambda x, y: x[0], (STATES, None), GRID),
+        r"terminal_loss: got an array of float64 with shape \(6,\), expected a scalar",
+    ),
+    "a terminal covector of vectors": (
+        lambda: adjoint.terminal_adjoint(lambda x, y: x[0], (STATES, None), GRID),
+        r"terminal_loss: got an array of float64 with shape \(6,\), expected a scalar",
+    ),
+    "observations along one axis": (
+        lambda: observability.observability_gramians(lambda x: x.ravel(), STATES, 1.0),
+        r"observations: got shape \(24,\), expected a row for each layer",
+    ),
+    "probed observations along one axis": (
+        lambda: observability.probed_observability(
+            lambda x: x.ravel(), STATES, 1.0, full((2, 6), 1.0)
+        ),
+        r"observations: got shape \(24,\), expected a row for each layer",
+    ),
     "a risk of vectors": (
         lambda: training.risk(lambda params, x, y: x[0], None, (STATES[None], None)),
         r"loss: got an array of float64 with shape \(6,\), expected a scalar",

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from lim_jax._checks import error_if
 from lim_jax.adjoint.sweep import Example, TerminalLoss, require_loss
 from lim_jax.adjoint.tangent import causal_by_construction, looks_ahead, pull_back
+from lim_jax.density.adjoints import scalar_loss
 from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.network.continuous_flow import ContinuousFlow, guarded_times, require_continuous
 from lim_jax.network.slots import State
@@ -87,8 +88,8 @@ def continuous_adjoint(
     Raises
     ------
     ValueError
-        If `flow` is no `ContinuousFlow`, the loss no function, the example no pair, x does not fit
-        the grid, or `times` are no floats along one axis.
+        If `flow` is no `ContinuousFlow`, the loss no function or no scalar, the example no pair, x
+        does not fit the grid, or `times` are no floats along one axis.
     EquinoxRuntimeError
         If the times do not increase within the horizon, a state is not finite, a solve fails, or
         the field is not causal at either end, as far as `looks_ahead` sees.
@@ -109,7 +110,8 @@ def continuous_adjoint(
     forward = flow.solve(x, grid, diffrax.SaveAt(t1=True, dense=True))
     forward = flow.reached(forward, forward)
     assert forward.ys is not None
-    loss, gradient = jax.value_and_grad(terminal_loss)(forward.ys[-1], y)
+    value_and_gradient = jax.value_and_grad(scalar_loss(terminal_loss, "terminal_loss"))
+    loss, gradient = value_and_gradient(forward.ys[-1], y)
     terminal = gradient / grid.weights[:, None]
 
     zeros = jnp.zeros_like(x)

@@ -49,7 +49,7 @@ class Inequality(NamedTuple):
     statement: str
     greater: float
     lesser: float
-    rounding: float  # how far it may have moved them: the root of epsilon times what was added up
+    rounding: float
 
     @property
     def margin(self) -> float:
@@ -101,13 +101,13 @@ class Certificate(NamedTuple):
     """
 
     name: str
-    source: str  # the paper's label
+    source: str
     premises: tuple[Premise, ...]
-    inequalities: tuple[Inequality, ...]  # all of them must hold
+    inequalities: tuple[Inequality, ...]
     conclusion: str
-    measured: tuple[Inequality, ...]  # the conclusion, measured apart from the criterion
-    vacuous: str = ""  # why no other side of the inequalities could have satisfied the criterion
-    decisive: str = ""  # what would let a vacuous criterion decide
+    measured: tuple[Inequality, ...]
+    vacuous: str = ""
+    decisive: str = ""
 
     def __str__(self) -> str:
         return certificate_table([self])

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from lim_jax._checks import error_if, require, require_callable, require_floats, require_name
@@ -314,6 +315,14 @@ def _cone_weights(grid: Grid, normalisation: Normalisation) -> Float[Array, "len
     if normalisation == "finite":
         return weights[:, None] * prefix**2
     return weights[:, None] * prefix / weights[None, :]
+
+
+def future_lengths(grid: CellGrid) -> Float[np.ndarray, " length"]:
+    """Return the length of every position's future cone: its column's sum of cone weights."""
+    weights = grid._weights()
+    starts = np.zeros(grid.size, int) if grid.starts is None else np.asarray(grid.starts)
+    begun = np.cumsum(np.bincount(starts, weights, grid.size))  # of rows that begin by then
+    return begun - np.cumsum(weights) + float(1 - grid.offset) * weights
 
 
 def _has_factors(attention: Field) -> TypeGuard[CausalAttention]:

@@ -16,6 +16,8 @@ from lim_jax._checks import (
     as_nonnegative,
     described,
     error_if,
+    error_if_not_finite,
+    in_a_line,
     require,
     require_floats,
     require_kind,
@@ -28,9 +30,10 @@ from lim_jax.adjoint.certificate import (
     make_inequality,
     require_concrete,
 )
-from lim_jax.adjoint.cone import JointCone
+from lim_jax.adjoint.cone import JointCone, future_lengths
 from lim_jax.adjoint.residual import GeneratorNorms
 from lim_jax.adjoint.terminal_covectors import query_masses
+from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import require_on_grid
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
 
@@ -79,12 +82,14 @@ def cone_bounds(cone: JointCone, regions: Regions) -> ConeBounds:
     Raises
     ------
     ValueError
-        If `cone` is no `JointCone`, `regions` are no `Regions`, or their grids differ in length.
+        If `cone` is no `JointCone`, is traced, or has NaN or infinity, or the regions are not on
+        its grid.
     """
     require_kind(cone, JointCone, "cone", "Take it from joint_cone.")
     require_regions(regions)
     require_on_grid(cone.energy, regions.grid, "cone.energy", "length")
     require_concrete("cone", cone)
+    _require_same_grid(cone, regions)
     lowest, largest = _extremes(cone, regions)
     scale = float(cone.horizon) ** 2
     areas = np.asarray(regional_averages(cone.future**2, regions))
@@ -92,6 +97,18 @@ def cone_bounds(cone: JointCone, regions: Regions) -> ConeBounds:
     below = lowest * scale * float(areas[0])
     above = largest * scale * float(areas[1])
     return ConeBounds(below, float(energies[0]), float(energies[1]), above)
+
+
+def _require_same_grid(cone: JointCone, regions: Regions) -> None:
+    """Raise ValueError unless the cone's futures are those of the regions' grid."""
+    grid = regions.grid
+    futures = np.asarray(cone.future, float)
+    rounding = half_digits(cone.future.dtype)
+    same = isinstance(grid, CellGrid) and np.allclose(futures, future_lengths(grid), rounding, 0)
+    got = f"regions of {in_a_line(grid)}"
+    expected = "regions of the cone's grid, whose futures have other lengths"
+    cure = "Make them by boundary_regions on the grid that joint_cone was given."
+    require(same, "regions", got=got, expected=expected, cure=cure)
 
 
 def _extremes(cone: JointCone, regions: Regions) -> tuple[float, float]:
@@ -231,7 +248,7 @@ def energy_stability(
     ValueError
         If the covectors do not fit the regions' grid, or there is not one c for each example.
     EquinoxRuntimeError
-        If a c is negative, or smaller than the covectors say.
+        If a covector is NaN or infinite, or a c NaN, negative, or smaller than the covectors say.
 
     Examples
     --------
@@ -268,7 +285,11 @@ def _stability(
     examples, _, width = terminal.shape
     require_on_grid(initial, regions.grid, "initial", axes, examples=examples, width=width)
     require_floats(amplification, "amplification", "examples", examples=terminal.shape[0])
+    terminal = error_if_not_finite(terminal, "terminal")
+    initial = error_if_not_finite(initial, "initial")
     cure = "Pass bounds of norms, 0 for layers that change nothing."
+    message = f"amplification: got NaN, expected a number or infinity. {cure}"
+    amplification = error_if(amplification, jnp.isnan(amplification), message)
     amplification = as_nonnegative(amplification, "amplification", cure)
     weights = regions.grid.weights
     squares, energy, change_bound = _mean_squares(terminal, initial, amplification, weights)

@@ -14,7 +14,10 @@ from lim_jax._checks import (
     error_if_not_finite,
     is_real,
     require,
+    require_floats,
+    require_key,
     require_kind,
+    require_scalar,
 )
 from lim_jax._jit import filter_jit
 from lim_jax.adjoint.certificate import (
@@ -52,8 +55,8 @@ def exact_characterisation(regional: RegionalChannels) -> Certificate:
     Raises
     ------
     ValueError
-        If `regional` is no `RegionalChannels`, is traced, has NaN or infinity, or holds numbers
-        that are no products of vectors.
+        If `regional` is no `RegionalChannels`, is traced, has NaN or infinity, or holds no
+        examples, or numbers that are no products of vectors.
     """
     require_kind(regional, RegionalChannels, "regional", REGIONAL)
     require_concrete("regional", regional)
@@ -146,6 +149,7 @@ def bootstrap_bounds(
         If a product is infinite or NaN.
     """
     require_kind(regional, RegionalChannels, "regional", REGIONAL)
+    require_key(key)
     examples = regional.products.shape[0]
     require(
         examples > 0, "regional.products", got="no example", expected="at least one", cure=REGIONAL
@@ -210,17 +214,24 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
     Raises
     ------
     ValueError
-        If the data contradict a bound, which the message names; if a number is traced, NaN or
-        infinite; or if `regional` holds numbers that are no products of vectors.
+        If the data contradict a bound, which the message names; if a bound has another shape; if a
+        number is traced, NaN or infinite; or if `regional` holds no examples, or numbers that are
+        no products of vectors.
     """
     require_kind(regional, RegionalChannels, "regional", REGIONAL)
     require_kind(bounds, ChannelBounds, "bounds", "Take them from bootstrap_bounds, or your own.")
     require_concrete("regional and bounds", (regional, bounds))
     _require_products(regional)
+    cure = "Pass a bound for each region and channel, or pair of channels."
+    require_floats(bounds.upper, "upper", "regions channels", cure, regions=3, channels=3)
+    require_floats(bounds.correlations, "correlations", "regions pairs", cure, regions=3, pairs=3)
+    require_scalar(bounds.left, "left")
+    require_scalar(bounds.right, "right")
     _require_true(regional, bounds)
     upper = np.asarray(bounds.upper)
     correlations = np.asarray(bounds.correlations)
-    scales = np.stack([np.sqrt(upper[:, a] * upper[:, b]) for a, b in PAIRS], axis=1)
+    roots = np.sqrt(upper)  # before products, which may under- or overflow in float32
+    scales = np.stack([roots[:, a] * roots[:, b] for a, b in PAIRS], axis=1)
     left, middle, right = (float(gamma) for gamma in 2 * (correlations * scales).sum(axis=1))
     spent = float(upper[1].sum()) + middle
     lower = {"left": float(bounds.left), "right": float(bounds.right)}
@@ -285,6 +296,8 @@ def _lost_in_the_middle(
 
 def _require_products(regional: RegionalChannels) -> None:
     """Raise ValueError unless the numbers are products of three vectors with each other."""
+    axes = "examples regions channels channels"
+    require_floats(regional.products, "regional.products", axes, REGIONAL, regions=3, channels=3)
     products = np.asarray(regional.products, float)
     transposed = products.swapaxes(-1, -2)
     slack = math.sqrt(np.finfo(regional.products.dtype).eps) * np.abs(products).sum((-1, -2))

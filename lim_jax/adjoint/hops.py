@@ -161,8 +161,9 @@ def one_hop_by_head(
     Raises
     ------
     ValueError
-        If no layer has heads, the step is another one, `flow` is no `ResidualFlow`, the loss no
-        function, the example no pair, x does not fit the grid, or `depth` is no such number.
+        If no layer has heads, a split layer has several sublayers with heads, the step is another
+        one, `flow` is no `ResidualFlow`, the loss no function, the example no pair, x does not fit
+        the grid, or `depth` is no such number.
 
     Examples
     --------

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from lim_jax._checks import as_int, error_if
@@ -285,11 +286,13 @@ class RegionalChannels(NamedTuple):
 
         Zero where a channel vanishes.
         """
-        scales = jnp.stack([self.energies[:, a] * self.energies[:, b] for a, b in PAIRS], axis=1)
-        is_nonzero = scales != 0  # NaN is not zero either, and stays
-        return jnp.where(
-            is_nonzero, jnp.abs(self.pairs) / jnp.sqrt(jnp.where(is_nonzero, scales, 1)), 0
-        )
+        energies = self.energies
+        is_nonzero = energies != 0  # NaN is not zero either, and stays
+        # Roots before products: a product of two small energies may underflow, of large overflow.
+        roots = jnp.sqrt(jnp.where(is_nonzero, energies, 1))
+        first, second = np.array(PAIRS).T
+        both = is_nonzero[:, first] & is_nonzero[:, second]
+        return jnp.where(both, jnp.abs(self.pairs) / roots[:, first] / roots[:, second], 0)
 
     @property
     @filter_jit

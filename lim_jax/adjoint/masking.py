@@ -130,8 +130,8 @@ def mask_gradient(
     ------
     ValueError
         If no layer has heads, or some have attention of your own, which may not read log weights;
-        if `flow` is no `ResidualFlow`, the loss no function, the example no pair, or x does not fit
-        the grid.
+        if a layer of `split` or `strang` has several sublayers with heads; if `flow` is no
+        `ResidualFlow`, the loss no function, the example no pair, or x does not fit the grid.
 
     Examples
     --------
@@ -214,8 +214,9 @@ def mask_path(
     ------
     ValueError
         If `chosen`, `nodes` or `least` is none of these; if no layer has heads, or some have
-        attention of your own, which may not read log weights; if `flow` is no `ResidualFlow`, the
-        loss no function, the example no pair, or x does not fit the grid.
+        attention of your own, which may not read log weights; if a layer of `split` or `strang` has
+        several sublayers with heads; if `flow` is no `ResidualFlow`, the loss no function, the
+        example no pair, or x does not fit the grid.
 
     Examples
     --------

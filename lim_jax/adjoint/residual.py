@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from lim_jax._checks import as_int, error_if, require_floats, require_key, require_kind
+from lim_jax._checks import as_int, error_if_got, require_floats, require_key, require_kind
 from lim_jax._jit import filter_jit
 from lim_jax._random import gaussian
 from lim_jax.adjoint.krylov import NormBounds, counted_steps, norm_bounds
@@ -360,7 +360,7 @@ def amplification(norms: NormBounds) -> Amplification:
     ValueError
         If `norms` are no `NormBounds`, or not a number for each layer.
     EquinoxRuntimeError
-        If an upper bound is below what a vector attains, or a norm is negative.
+        If a bound is NaN, an upper one is below what a vector attains, or a norm is negative.
 
     Examples
     --------
@@ -382,11 +382,16 @@ def amplification(norms: NormBounds) -> Amplification:
     require_floats(norms.attained, "norms.attained", "layers", layers=norms.upper.shape[0])
     rounding = jnp.sqrt(jnp.finfo(norms.upper.dtype).eps)
     above = norms.attained > norms.upper * (1 + rounding)
-    message = (
-        "norms: got bounds that contradict each other, expected 0 <= attained <= upper in every "
-        "layer. Take them from interaction_norms."
+    sizes = error_if_got(
+        norms.upper,
+        "norms",
+        got={
+            "NaN": jnp.isnan(norms.attained) | jnp.isnan(norms.upper),
+            "bounds that contradict each other": above | (norms.attained < 0),
+        },
+        expected="0 <= attained <= upper in every layer",
+        cure="Take them from interaction_norms.",
     )
-    sizes = error_if(norms.upper, jnp.any(above | (norms.attained < 0)), message)
     products = jnp.expm1(jnp.cumsum(jnp.log1p(sizes)[::-1])[::-1])
     return Amplification(jnp.expm1(sizes.shape[0] * sizes.max()), products[0], products)
 

@@ -12,7 +12,7 @@ from lim_jax._checks import require, require_kind
 from lim_jax.adjoint.stages import pull_back_stages
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.field import FIELDS_WITH_HEADS, SumOfFields, TransformerField, heads_of
-from lim_jax.network.flow import ResidualFlow, require_flow
+from lim_jax.network.flow import ResidualFlow, require_flow, split, strang
 from lim_jax.network.layer_kinds import LayersByKind, kinds_of, select_part
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.weights import in_memory, like_of
@@ -42,10 +42,10 @@ class AttentionSites(NamedTuple):
 
     # With a leading axis, or `FetchedParts`, or `LayersByKind` of these: `map_sites`.
     attention: Any
-    increments: Float[Array, " depth"]  # epsilon zeta(t_k)
-    step: Float[Array, " depth"]  # epsilon, for each layer
+    increments: Float[Array, " depth"]
+    step: Float[Array, " depth"]
     states: Float[Array, "depth length width"]
-    covectors: Float[Array, "depth length width"]  # P_{k+1}, carried back by the later stages
+    covectors: Float[Array, "depth length width"]
 
 
 def attention_sites(
@@ -79,8 +79,8 @@ def attention_sites(
     Raises
     ------
     ValueError
-        If no layer has heads, the step is another one, or states or covectors do not fit the grid
-        and the number of layers.
+        If no layer has heads, a split layer has several sublayers with heads, the step is another
+        one, or states or covectors do not fit the grid and the number of layers.
     """
     require_attention(flow)
     for values, name in ((states, "states"), (covectors, "covectors")):
@@ -121,13 +121,26 @@ def map_sites(function: Callable[[Any, AttentionSites], Result], sites: Attentio
 
 
 def require_attention(flow: Any) -> None:
-    """Raise ValueError unless a flow is a `ResidualFlow` in which some layers have heads."""
+    """Raise ValueError unless a flow's layers have heads, each layer where it reads one state."""
     require_flow(flow)
     holds = most_heads(flow) > 0
     got = " and ".join(type(kind).__name__ for kind in flow.kinds)
     expected = "TransformerField or CausalAttention, or a recurrent layer of this library"
     cure = "Take attention_hops, channels and cone_mass for fields of your own."
     require(holds, "flow.layers", got=got, expected=expected, cure=cure)
+    in_turn = max(map(_reading_sublayers, flow.kinds)) if flow.step in (split, strang) else 1
+    got = f"a layer that applies {in_turn} sublayers with heads one after the other"
+    expected = "one such sublayer in each layer of this step"
+    cure = (
+        "Give each a layer of its own; heads that read the same state may stand in one SumOfFields "
+        "that is a sublayer."
+    )
+    require(in_turn <= 1, "flow.layers", got=got, expected=expected, cure=cure)
+
+
+def _reading_sublayers(field: Any) -> int:
+    """Count the sublayers of a layer that have heads, each of which may be a sum of several."""
+    return sum(heads_of(sublayer) > 0 for sublayer in getattr(field, "sublayers", ()))
 
 
 def require_softmax(attention: Any, reason: str) -> None:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import require_callable, require_example
 from lim_jax._jit import filter_jit
+from lim_jax.density.adjoints import scalar_loss
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 from lim_jax.network.flow import ResidualFlow, Trajectory, require_flow
 from lim_jax.network.slots import State
@@ -60,7 +61,8 @@ def run_forward(
     require_flow(flow)
     x, y = require_loss(terminal_loss, example)
     times, states = flow.trajectory(x, grid)
-    return Trajectory(times, states), *jax.value_and_grad(terminal_loss)(states[-1], y)
+    value_and_gradient = jax.value_and_grad(scalar_loss(terminal_loss, "terminal_loss"))
+    return Trajectory(times, states), *value_and_gradient(states[-1], y)
 
 
 def terminal_adjoint(terminal_loss: TerminalLoss, example: Example, grid: Grid) -> State:
@@ -91,7 +93,8 @@ def terminal_adjoint(terminal_loss: TerminalLoss, example: Example, grid: Grid) 
     Raises
     ------
     ValueError
-        If the loss is no function, the example no pair, or the state not on the grid.
+        If the loss is no function or gives no scalar, the example is no pair, or the state not on
+        the grid.
 
     Examples
     --------
@@ -101,7 +104,8 @@ def terminal_adjoint(terminal_loss: TerminalLoss, example: Example, grid: Grid) 
     """
     state, y = require_loss(terminal_loss, example)
     require_on_grid(state, grid, "state", "length width")
-    return jax.grad(terminal_loss)(state, y) / grid.weights[:, None]
+    gradient = jax.grad(scalar_loss(terminal_loss, "terminal_loss"))(state, y)
+    return gradient / grid.weights[:, None]
 
 
 @filter_jit
@@ -138,8 +142,8 @@ def adjoint_trajectory(
     Raises
     ------
     ValueError
-        If `flow` is no `ResidualFlow`, the loss no function, the example no pair, or x does not fit
-        the grid.
+        If `flow` is no `ResidualFlow`, the loss no function or no scalar, the example no pair, or x
+        does not fit the grid.
 
     Examples
     --------

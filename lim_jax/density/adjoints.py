@@ -175,15 +175,15 @@ def embedded_on(grid: Grid, loss: Loss, params: PyTree, batch: Batch) -> tuple[L
     return loss, (x, y)
 
 
-def scalar_loss(loss: Loss) -> Loss:
+def scalar_loss(loss: Callable[..., Scalar], name: str = "loss") -> Callable[..., Scalar]:
     """Return the same loss, which raises ValueError while it is traced unless it gives a scalar."""
 
-    def checked(params: PyTree, x: Float[Array, "length width"], y: PyTree) -> Scalar:
+    def checked(*arguments: Any) -> Scalar:
         """Return the loss; raise ValueError unless it is a scalar."""
-        value = loss(params, x, y)
+        value = loss(*arguments)
         require(
             getattr(value, "shape", None) == (),
-            "loss",
+            name,
             got=described(value),
             expected="a scalar",
             cure="Average or sum the loss of one example over its positions.",

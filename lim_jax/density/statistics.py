@@ -298,6 +298,11 @@ class Influence(eqx.Module):
         Array
             The measure, a scalar: the integral of the energy over the positions kept in the set.
 
+        Raises
+        ------
+        ValueError
+            If `intervals` are no such pairs, or `convention` has another name.
+
         Examples
         --------
         >>> regions = lim.boundary_regions(lim.token_grid(4), 0.25)

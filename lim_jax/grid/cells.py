@@ -69,12 +69,14 @@ class CellGrid(Grid):
 
     def windowed(self, window: int) -> "CellGrid":
         """Limit each row's prefix to its last `window` positions, its own included."""
+        window = as_int(window, "window")
         if window >= self.size:
             return self
         return self._begun(jnp.maximum(jnp.arange(self.size) - window + 1, 0))
 
     def chunked(self, chunk: int) -> "CellGrid":
         """Limit each row's prefix to its own chunk of `chunk` positions of its context."""
+        chunk = as_int(chunk, "chunk")
         if chunk >= self.size:
             return self
         rows = jnp.arange(self.size)
@@ -85,6 +87,11 @@ class CellGrid(Grid):
         """Return the grid with prefixes that begin no earlier than `starts`."""
         later = starts if self.starts is None else jnp.maximum(starts, self.starts)
         return replace(self, starts=later)
+
+    @property
+    def is_of_tokens(self) -> bool:
+        """Whether this is `token_grid`, masked or not: equal cells that end at their nodes."""
+        return (self.offset, self.power) == (0, 1)
 
     @property
     def unmasked(self) -> "CellGrid":

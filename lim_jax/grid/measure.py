@@ -139,6 +139,11 @@ class Grid(eqx.Module):
         same_part = (row_parts[:, None] == self.parts[None]) & (self.parts >= 0)[None]
         return jnp.where(same_part, 0, self.log_weights[None])
 
+    @property
+    def unmasked(self: AnyGrid) -> AnyGrid:
+        """The same positions, without log weights."""
+        return replace(self, log_weights=None, parts=None)
+
     @abstractmethod
     def centres(self) -> Float[Array, " length"]:
         """Return the middle of each cell, in the coordinate in which the cells are equal."""

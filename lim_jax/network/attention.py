@@ -206,8 +206,8 @@ def causal_attention(
     panels of `eq:continuum-attention-numerator` by `eq:continuum-attention-denominator`.
 
     Beyond `DENSE` positions tile by tile, in memory linear in the length, with the same numbers and
-    derivatives (`blocked`); on Gauss--Legendre panels always by the whole matrix. `vmap` over
-    heads.
+    derivatives (`tiled_attention`); on Gauss--Legendre panels always by the whole matrix. `vmap`
+    over heads.
 
     Parameters
     ----------

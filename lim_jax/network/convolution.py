@@ -21,7 +21,7 @@ Taps = Float[Weight, "heads size taps"]
 
 def packed_starts(grid: Grid) -> Starts | None:
     """Return where each row's context begins, None if at the first; raise off the token grid."""
-    tokens = isinstance(grid, CellGrid) and (grid.offset, grid.power) == (0, 1)
+    tokens = isinstance(grid, CellGrid) and grid.is_of_tokens
     got = type(grid).__name__
     expected = "token_grid: a recurrent layer goes from token to token"
     cure = (

@@ -2,7 +2,7 @@
 
 Of heads in half precision, or in float32 where products are asked for in bfloat16. Wherever the
 kernel does not know the dtype, the sizes, the grid or the prefixes, the same is computed tile by
-tile (`blocked`).
+tile (`tiled_attention`).
 """
 
 from collections.abc import Sequence
@@ -76,12 +76,11 @@ def _heads(points: Points) -> Points:
 def _allowed(heads: Points, tiling: Tiling) -> bool:
     """Tell whether the kernel can compute this attention, on this machine."""
     query, key, value = heads
-    on_tokens = (tiling.grid.offset, tiling.grid.power) == (0, 1)
     size = query.shape[-1]
     fits = size % 8 == 0 and size <= LARGEST and size == value.shape[-1]
     half = query.dtype in HALF and query.dtype == key.dtype == value.dtype
     plain = tiling.cap is None and tiling.axis is None and not tiling.arrays
-    return on_tokens and fits and half and plain and _is_there(query, key, value)
+    return tiling.grid.is_of_tokens and fits and half and plain and _is_there(query, key, value)
 
 
 def _is_there(*heads: Array) -> bool:

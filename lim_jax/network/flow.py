@@ -4,7 +4,7 @@ r"""Depth: residual recursions over layers.
           t_k = k\varepsilon,\quad \varepsilon = T/M
 
 A GPT-2 block is `split` with a horizon of as many units as there are layers. The limit in depth is
-`continuous.ContinuousFlow`.
+`continuous_flow.ContinuousFlow`.
 """
 
 from collections.abc import Callable

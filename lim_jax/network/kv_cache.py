@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import require
+from lim_jax._checks import in_a_line, require
 from lim_jax._products import matmul
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.grid.measure import Grid
@@ -115,6 +115,7 @@ def _has_cache(field: Any) -> bool:
 
 def prefill(flow: ResidualFlow, x: State, grid: CellGrid, length: Place | None = None) -> Passed:
     """Pass a context through a network; the caches are those of its first `length` tokens."""
+    _require_tokens(grid)
     count = jnp.asarray(grid.size if length is None else length)
 
     def fill_cache(field: Any, x: State, _: None) -> tuple[State, Any]:
@@ -150,6 +151,7 @@ def extend(
     `count` are meant where that is given: recurrent layers keep their memory after these, and rows
     of keys and values after them mean nothing.
     """
+    _require_tokens(grid)
     rows = x.shape[0]
     places = place + jnp.arange(rows)
     count = jnp.asarray(rows if count is None else count)
@@ -208,6 +210,13 @@ def _through(
         x = x + increment * change
         caches = [*caches, stage_cache]
     return x, tuple(caches)
+
+
+def _require_tokens(grid: CellGrid) -> None:
+    """Raise ValueError off the token grid, on which alone a row reads all of its own cell."""
+    cure = "Take token_grid of as many tokens as are to come."
+    got = in_a_line(grid)
+    require(grid.is_of_tokens, "grid", got=got, expected="the token grid", cure=cure)
 
 
 def _require_one_context(grid: CellGrid) -> None:

@@ -56,9 +56,9 @@ class CausalAttention(eqx.Module):
         layers differ a `masks.SwitchedMask`.
     scale, cap
         What products of queries and keys are multiplied by, None for :math:`1/\sqrt{d_k}`, and what
-        scores are capped at (`shaping`), or None: known before tracing.
+        scores are capped at (`caps_and_sinks`), or None: known before tracing.
     sinks
-        One for each head, which takes attention and gives nothing (`shaping`), or None.
+        One for each head, which takes attention and gives nothing (`caps_and_sinks`), or None.
     rope_before_qk_norm
         Whether queries and keys are rotated before their norms, not after.
     attend

@@ -1,10 +1,10 @@
 r"""Causal attention of a context that several devices share: keys and values go round.
 
 Each device holds a chunk of as many positions. In as many steps as there are devices all keys and
-values pass every device, from neighbour to neighbour, and its rows grow tile by tile (`blocked`).
-So do the derivatives; in the pull what belongs to keys and values travels with them. The scheme is
-that of Liu, Zaharia and Abbeel, "Ring attention with blockwise transformers for near-infinite
-context" (2023).
+values pass every device, from neighbour to neighbour, and its rows grow tile by tile
+(`tiled_attention`). So do the derivatives; in the pull what belongs to keys and values travels with
+them. The scheme is that of Liu, Zaharia and Abbeel, "Ring attention with blockwise transformers for
+near-infinite context" (2023).
 """
 
 from typing import cast

@@ -22,7 +22,7 @@ Where keys have log weights (`Grid.weighted`) :math:`u_j` is added to :math:`s_{
 and its covector is :math:`\bar u_j = \sum_i e_{ij}`.
 
 Only :math:`o` and :math:`\ell` are kept for either; JAX differentiates both again. On an NVIDIA GPU
-the outputs and the pull may be those of a fused kernel (`fused`).
+the outputs and the pull may be those of a fused kernel (`cudnn_attention`).
 """
 
 import math

@@ -37,7 +37,7 @@ class Tiling(NamedTuple):
     grid: CellGrid  # prefixes begin at its first position, and all weigh the same
     tile: int  # positions
     axis: str | None = None  # of a mesh, whose devices hold as many positions each
-    cap: float | None = None  # of scores (`shaping`)
+    cap: float | None = None  # of scores (`caps_and_sinks`)
     # Whether all heads and examples go at once, in tiles of `WIDE` positions at most: as on an
     # accelerator, which few large kernels keep busy.
     wide: bool = False

@@ -153,9 +153,9 @@ def observability_gramians(
     Raises
     ------
     ValueError
-        If `observations` cannot be called, `x` is not of one example, the positions are no whole
-        numbers, `step` is a number below zero, NaN or infinite or has not one weight for each
-        layer, or `mode` has no such name.
+        If `observations` are no function to a row for each layer, `x` is not of one example, the
+        positions are no whole numbers, `step` is a number below zero, NaN or infinite or has not
+        one weight for each layer, or `mode` has no such name.
     EquinoxRuntimeError
         If x has no such position, or a weight in an array `step` is below zero, NaN or infinite.
 
@@ -183,10 +183,18 @@ def observability_gramians(
     return _gramians_by_sweep(observations, x, step)[positions]
 
 
-def require_observations(observations: Any, x: Any) -> None:
-    """Raise ValueError unless observations are a function and x is the input of one example."""
+def require_observations(observations: Any, x: Any) -> tuple[int, int]:
+    """Return how many layers are observed, and how many numbers of each; raise at other shapes."""
     require_callable(observations, "observations", "of the input")
     require_floats(x, "x", "length width", cure="Pass one example: vmap over a batch.")
+    observed: Any = jax.eval_shape(observations, x)
+    is_array = hasattr(observed, "shape")
+    got = f"shape {observed.shape}" if is_array else type(observed).__name__
+    expected = "a row for each layer, (depth, observed)"
+    cure = "Pass a function that returns for example observed.reshape(1, -1) of one layer."
+    holds = is_array and len(observed.shape) == 2
+    require(holds, "observations", got=got, expected=expected, cure=cure)
+    return observed.shape
 
 
 def guarded_positions(positions: Positions, x: State) -> Positions:
@@ -236,18 +244,17 @@ def layer_products(
     Raises
     ------
     ValueError
-        If `observations` cannot be called, `x` is not of one example, the positions are no whole
-        numbers, or `depth` is missing or not that of `ObservedTokens`.
+        If `observations` are no function to a row for each layer, `x` is not of one example, the
+        positions are no whole numbers, or `depth` is missing or not that of `ObservedTokens`.
 
     Examples
     --------
     >>> layer_products(lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)), depth=1)
     {'forward': 2, 'reverse': 2}
     """
-    require_observations(observations, x)
+    layers, observed = require_observations(observations, x)
     if positions is not None:
         require_indices(positions, "positions")
-    layers, observed = jax.eval_shape(observations, x).shape
     is_flow = isinstance(observations, ObservedTokens)
     if is_flow:
         cure = "Leave it out: ObservedTokens observe all of their layers."

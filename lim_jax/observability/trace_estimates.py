@@ -5,7 +5,6 @@ comes back from every layer to all positions at once. Signs (`probes.rademacher_
 noisier than Gaussian entries, on either way.
 """
 
-import math
 from typing import NamedTuple
 
 import jax
@@ -72,9 +71,9 @@ def probed_observability(
     Raises
     ------
     ValueError
-        If `observations` cannot be called, `x` is not of one example, the positions are no whole
-        numbers, the probes or the weights of layers have another shape, or `step` is a number below
-        zero, NaN or infinite.
+        If `observations` are no function to a row for each layer, `x` is not of one example, the
+        positions are no whole numbers, the probes or the weights of layers have another shape, or
+        `step` is a number below zero, NaN or infinite.
     EquinoxRuntimeError
         If x has no such position, or a weight in an array `step` is below zero, NaN or infinite.
 
@@ -141,8 +140,9 @@ def layer_injected_traces(
     Raises
     ------
     ValueError
-        If `observations` cannot be called, `x` is not of one example, `injected` or the weights of
-        layers do not fit what is observed, or `step` is a number below zero, NaN or infinite.
+        If `observations` are no function to a row for each layer, `x` is not of one example,
+        `injected` or the weights of layers do not fit what is observed, or `step` is a number below
+        zero, NaN or infinite.
     EquinoxRuntimeError
         If a weight in an array `step` is below zero, NaN or infinite.
 
@@ -153,9 +153,8 @@ def layer_injected_traces(
     >>> layer_injected_traces(observations, jnp.ones((2, 1)), 0.5, noise).round(6).tolist()
     [[4.5, 4.5]]
     """
-    require_observations(observations, x)
+    depth, count = require_observations(observations, x)
     observed, pull = jax.vjp(observations, x)
-    depth, count = observed.shape
     cure = "Pass one entry for each number that is observed."
     require_floats(injected, "injected", "draws depth observed", cure, depth=depth, observed=count)
     scale = jnp.sqrt(layer_steps(step, observed))[:, None]
@@ -205,9 +204,9 @@ def trace_products(
     Raises
     ------
     ValueError
-        If `observations` cannot be called, `x` is not of one example, the positions are no whole
-        numbers, `draws` is no whole number of at least 1, or `depth` is missing or not that of
-        `ObservedTokens`.
+        If `observations` are no function to a row for each layer, `x` is not of one example, the
+        positions are no whole numbers, `draws` is no whole number of at least 1, or `depth` is
+        missing or not that of `ObservedTokens`.
 
     Examples
     --------
@@ -259,20 +258,20 @@ def accumulated_numbers(
     Raises
     ------
     ValueError
-        If the observations are no function, `x` is not of one example, or a count is no whole
-        number that is known before tracing.
+        If `observations` are no function to a row for each layer, `x` is not of one example, or a
+        count is no whole number that is known before tracing.
 
     Examples
     --------
     >>> accumulated_numbers(lambda x: 3 * x.reshape(1, -1), jnp.ones((2, 1)), draws=5)
     {'forward': 4, 'probes': 20, 'reverse': 4, 'injected': 10}
     """
-    require_observations(observations, x)
+    layers, count = require_observations(observations, x)
     draws = as_int(draws, "draws")
     if positions is not None:
         require_indices(positions, "positions")
     monitored = len(x) if positions is None else len(positions)
-    observed = math.prod(jax.eval_shape(observations, x).shape)
+    observed = layers * count
     return {
         "forward": monitored * x.shape[1] * observed,
         "probes": monitored * draws * observed,

@@ -1,5 +1,7 @@
 """Primacy, recency and queries: criteria that hold, that fail and that are vacuous."""
 
+from functools import partial
+
 import diffrax
 import equinox as eqx
 import jax
@@ -83,16 +85,15 @@ def test_the_cones_bounds_by_hand():
     # `eq:cone-middle-actual-upper-bound`, `eq:cone-actual-primacy-condition`.
     grid = lim.graded_grid(4)
     regions = lim.boundary_regions(grid, 0.3)
-    cone = JointCone(
-        *map(jnp.array, ([3.0, 2, 9, 9], [9, 9, 4, 5.0], [9.0] * 4, [4.0, 3, 2, 1], 2.0))
-    )
+    weights = np.asarray(grid.weights)
+    future = weights @ np.asarray(grid.prefix_weights()) / weights
+    cone = JointCone(*map(jnp.array, ([3.0, 2, 9, 9], [9, 9, 4, 5.0], [9.0] * 4, future, 2.0)))
     bounds = criteria.cone_bounds(cone, regions)
     # By hand: edges 0, 1/64, 1/8, 27/64, 1; 0.3 lies in the third cell and 0.7 in the fourth.
-    weights = np.asarray(grid.weights)
     width = 27 / 64 - 1 / 8
     left = np.array([1, 1, (0.3 - 1 / 8) / width, 0]) * weights
     middle = np.array([0, 0, (27 / 64 - 0.3) / width, (0.7 - 27 / 64) / (37 / 64)]) * weights
-    squares = np.array([16.0, 9, 4, 1])
+    squares = future**2
     np.testing.assert_allclose(bounds.left_bound, 2 * 4 * (left @ squares) / left.sum())
     np.testing.assert_allclose(bounds.middle_bound, 5 * 4 * (middle @ squares) / middle.sum())
     (inequality,) = criteria.primacy_noncancellation(cone, regions).inequalities
@@ -221,6 +222,32 @@ def test_a_cone_of_no_numbers_bounds_nothing(bad):
         criteria.cone_bounds(cone, lim.boundary_regions(grid, 0.25))
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_regions_of_a_cone_are_on_its_grid(dtype):
+    """On each of these its futures are column sums of other weights, here dense."""
+    starts = jnp.asarray(np.repeat([0, 5], [5, 7]))
+    grids = {
+        "tokens": lim.token_grid(12, dtype),
+        "midpoints": lim.midpoint_grid(12, dtype),
+        "graded": lim.graded_grid(12, dtype),
+        "packed": lim.token_grid(12, dtype).starting(starts),
+        "packed midpoints": lim.midpoint_grid(12, dtype).starting(starts),
+        "panels": lim.gauss_grid(12, dtype=dtype),
+    }
+    one = jnp.ones(12, dtype)
+    for name, grid in grids.items():
+        weights = np.asarray(grid.weights)
+        futures = jax.device_put(weights @ np.asarray(grid.prefix_weights()) / weights)
+        cone = JointCone(one, one, one, futures, jnp.ones((), dtype))
+        for other, positions in grids.items():
+            regions = lim.boundary_regions(positions, 0.2)
+            if name == other != "panels":
+                criteria.cone_bounds(cone, regions)
+                continue
+            with pytest.raises(ValueError, match="regions: got regions of .*the cone's grid"):
+                criteria.cone_bounds(cone, regions)
+
+
 def test_recency_survives_weak_layers_only():
     # `prop:regional-recency-persistence`.
     terminal, initial, bounds = survival(0.05, last_token(LENGTH))
@@ -302,6 +329,22 @@ def test_a_negative_c_is_refused(layers):
             criteria.energy_stability(spike, spike, growth[:, 0], REGIONS)
 
 
+@pytest.mark.parametrize("of", [lambda call: call, jax.jit], ids=["known", "traced"])
+def test_what_is_no_number_has_no_energy(of):
+    """An infinite c is a bound, of nothing."""
+    ones = jnp.ones((1, LENGTH, 1))
+    growth = jnp.ones(1)
+    stability = of(partial(criteria.energy_stability, regions=REGIONS))
+    for bad in (np.nan, np.inf):
+        with pytest.raises(RuntimeError, match="terminal: got NaN or infinite values"):
+            jax.block_until_ready(stability(ones.at[0, 3].set(bad), ones, growth))
+        with pytest.raises(RuntimeError, match="initial: got NaN or infinite values"):
+            jax.block_until_ready(stability(ones, ones.at[0, 3].set(bad), growth))
+    with pytest.raises(RuntimeError, match="amplification: got NaN, expected a number or inf"):
+        jax.block_until_ready(stability(ones, ones, np.nan * growth))
+    assert np.isinf(stability(ones, ones, np.inf * growth).bound).all()
+
+
 def test_examples_without_a_c_are_refused():
     spike = jnp.asarray(np.eye(LENGTH)[None, :, -1:])
     with pytest.raises(ValueError, match="amplification: got .* expected at least one c for each"):
@@ -314,11 +357,15 @@ def test_norms_that_contradict_each_other_make_no_c():
     for attained in ([0.5, 1.1], [0.5, -1.0]):
         with pytest.raises(RuntimeError, match="norms: got bounds that contradict each other"):
             residual.amplification(NormBounds(jnp.array(attained), upper))
+    nan = upper.at[1].set(jnp.nan)
+    for bounds in (NormBounds(upper, nan), NormBounds(nan, upper)):
+        with pytest.raises(RuntimeError, match="norms: got NaN, expected 0 <= attained <= upper"):
+            residual.amplification(bounds)
     np.testing.assert_allclose(residual.amplification(NormBounds(upper, upper)).product, 2)
 
 
 def test_a_cone_whose_energies_refute_its_bounds_proves_nothing():
-    """Of three positions each is a region; T = 1 and all cones of length 1."""
+    """Of three positions each is a region; T = 1."""
     # `eq:cone-left-actual-lower-bound`, `eq:cone-middle-actual-upper-bound`.
     regions = lim.boundary_regions(lim.token_grid(3), "1/3")
     one = jnp.ones(())
@@ -326,12 +373,13 @@ def test_a_cone_whose_energies_refute_its_bounds_proves_nothing():
     def judged(energy):
         lowest = jnp.array([4.0, 0.0, 0.0])
         largest = jnp.array([9.0, 2.0, 2.0])
-        cone = JointCone(lowest, largest, jnp.array(energy), jnp.ones(3), one)
+        futures = jnp.array([1.0, 2 / 3, 1 / 3])
+        cone = JointCone(lowest, largest, jnp.array(energy), futures, one)
         return criteria.primacy_noncancellation(cone, regions)
 
-    held = judged([5.0, 1.0, 7.0])
+    held = judged([5.0, 0.5, 7.0])
     assert held.holds and held.concluded
-    for energy, refuted in (([1.0, 1.0, 7.0], 1), ([5.0, 6.0, 7.0], 1), ([1.0, 6.0, 7.0], 2)):
+    for energy, refuted in (([1.0, 0.5, 7.0], 1), ([5.0, 6.0, 7.0], 1), ([1.0, 6.0, 7.0], 2)):
         certificate = judged(energy)
         assert certificate.inequalities[0].holds and not certificate.holds
         assert (certificate.premises[1].value, certificate.premises[1].holds) == (refuted, False)

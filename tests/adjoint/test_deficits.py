@@ -172,13 +172,15 @@ def test_certificates_refuse_nan_and_tracers(name, as_users_run):
     nan = jnp.full((1, LENGTH, 2), jnp.nan)
     one = jnp.ones(1)
     weights = teacher_forcing(LENGTH)
+    futures = jnp.asarray(1 - np.arange(LENGTH) / LENGTH)
     judged = {
         "terminal": lambda x: criteria.recency_survival(x, x, one, REGIONS),
         "regional": lambda x: deficits.exact_characterisation(
             RegionalChannels(x.sum() * jnp.ones((1, 3, 3, 3)))
         ),
         "cone": lambda x: criteria.primacy_noncancellation(
-            JointCone(*[x.sum() * jnp.ones(LENGTH)] * 4, horizon=jnp.ones(())), REGIONS
+            JointCone(*[x.sum() * jnp.ones(LENGTH)] * 3, future=futures, horizon=jnp.ones(())),
+            REGIONS,
         ),
         "weights": lambda x: criteria.right_biased_queries(
             x[0, :, 0], jnp.ones(LENGTH), jnp.ones((1, LENGTH, 1)), REGIONS
@@ -221,6 +223,28 @@ def test_the_double_deficit_holds_fails_and_is_vacuous():
     assert f"it could decide: {both.decisive}" in certificate_table([both])
 
 
+@pytest.mark.parametrize("scale", [1e-12, 1e-10, 1.0, 1e10])
+def test_the_covectors_unit_changes_no_verdict_in_single_precision(scale):
+    """At both ends the cone is the residual's multiple, and cancels it: cross terms undo a U.
+
+    The squares of these energies under- and overflow, but energies do not.
+    """
+    # `eq:channel-correlation-bound`, `eq:channel-cross-bound-gamma`.
+    vectors = np.array([[-0.9, 0.3, 1.0], [1.0, 0.0, -0.9], [0.0, 0.0, 0.0]])
+    scaled = jax.device_put((scale * vectors).astype(np.float32))
+    regions = lim.boundary_regions(lim.token_grid(3, jnp.float32), "1/3")
+    regional = regional_channels(scaled[None, :, :, None], regions)
+    parallel = np.array([[1, 0, 0], [0, 0, 0], [1, 0, 0]])
+    np.testing.assert_allclose(regional.correlations, parallel, rtol=1e-6)
+    drawn = deficits.bootstrap_bounds(regional, key=jax.random.key(0))
+    for bounds in (drawn, drawn._replace(correlations=jnp.ones((3, 3), jnp.float32))):
+        certificate = deficits.double_deficit(regional, bounds)
+        assert not certificate.holds and "left and the right" in certificate.vacuous
+        left, right = certificate.inequalities
+        lesser = np.array([left.lesser, right.lesser]) / scale**2
+        np.testing.assert_allclose(lesser, 0.09 + 2 * 0.9, rtol=1e-5)
+
+
 def test_the_double_deficits_sides_by_hand():
     """Bounds of one's own, no two alike: U_M = 21, and Gamma = 1.5, 8 and 0.5."""
     # `thm:channel-energy-double-deficit`, `eq:channel-cross-bound-gamma`,
@@ -253,6 +277,30 @@ def test_bounds_that_the_data_contradict_are_refused_by_name(change, named):
     regional = products((1, 2, 1), (1, 2, 1), (1, 2, 1), cross=0.5)
     with pytest.raises(ValueError, match=named):
         deficits.double_deficit(regional, change(exact_bounds(regional)))
+
+
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        ({"upper": jnp.ones(3)}, r"upper: got shape \(3,\), expected \(3, 3\)"),
+        ({"correlations": jnp.ones((3, 2))}, r"correlations: got shape \(3, 2\), expected \(3, 3"),
+        ({"left": jnp.zeros(2)}, r"left: got an array .* shape \(2,\), expected a real number"),
+        ({"right": jnp.zeros(2)}, r"right: got an array .* shape \(2,\), expected a real number"),
+    ],
+)
+def test_bounds_of_other_shapes_are_refused_by_name(change, named, as_users_run):
+    regional = products((1, 2, 1), (1, 2, 1), (1, 2, 1))
+    with pytest.raises(ValueError, match=named):
+        deficits.double_deficit(regional, exact_bounds(regional)._replace(**change))
+
+
+def test_products_of_no_examples_or_regions_are_refused(as_users_run):
+    regional = products((1, 2, 1), (1, 2, 1), (1, 2, 1))
+    for wrong in (regional.products[:0], regional.products[0]):
+        with pytest.raises(ValueError, match=r"regional.products: got .*\(examples, 3, 3, 3\)"):
+            deficits.exact_characterisation(RegionalChannels(wrong))
+    with pytest.raises(ValueError, match="key: got 0, expected one random key"):
+        deficits.bootstrap_bounds(regional, key=0)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(

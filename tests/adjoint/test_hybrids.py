@@ -14,9 +14,10 @@ from reference.networks import WIDTH, random_flow, random_states
 import lim_jax as lim
 from lim_jax import adjoint, weights
 from lim_jax.adjoint import tangent
-from lim_jax.adjoint.sites import AttentionSites, attention_of
+from lim_jax.adjoint.sites import AttentionSites, attention_of, require_attention
 from lim_jax.attribution.gradients import attention_rollout
-from lim_jax.network import euler, heun
+from lim_jax.network import euler, heun, strang
+from lim_jax.network.field import SumOfFields
 from lim_jax.network.kv_cache import extend, has_kv_cache, prefill
 from lim_jax.network.layer_kinds import LayersByKind, layer_of, select_part
 from lim_jax.network.recurrent import RecurrentMixer
@@ -142,6 +143,23 @@ def test_what_is_a_softmax_alone_says_so():
         tangent._require_attention(layer_of(parts.kinds[1], jnp.array(0)), X, GRID)
     with pytest.raises(ValueError, match=r"got \[1, 2\] of each kind, expected \[2, 1\]"):
         LayersByKind(FLOW.layers.kinds[::-1], ORDER)
+
+
+def test_heads_of_sublayers_one_after_the_other_are_refused(as_users_run):
+    """Each reads another state; side by side, in a sum or a step of Euler's, they read one."""
+    attention = random_flow(depth=1).layers.attention
+    flow = lim.ResidualFlow(SumOfFields((attention, attention)), step=lim.split)
+    states = jnp.stack([X, X])
+    for call in (
+        lambda: adjoint.attention_sites(flow, states, states, GRID),
+        lambda: adjoint.one_hop_by_head(flow, loss, (X, Y), GRID),
+        lambda: adjoint.mask_gradient(flow, loss, (X, Y), GRID),
+        lambda: adjoint.mask_gradient(replace(flow, step=strang), loss, (X, Y), GRID),
+    ):
+        with pytest.raises(ValueError, match="got a layer that applies 2 sublayers with heads one"):
+            call()
+    require_attention(replace(flow, step=euler))
+    require_attention(replace(flow, layers=SumOfFields((flow.layers,))))
 
 
 def test_results_of_each_kind_are_put_in_the_layers_order():

@@ -264,6 +264,18 @@ def test_tokens_more_read_keys_by_their_log_weights_too():
     np.testing.assert_allclose(*both_ways(flow, x), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("make_grid", [lim.midpoint_grid, lim.graded_grid])
+def test_tokens_more_have_no_half_cells(make_grid):
+    """A row of those reads a part of its own cell, which a row of cached keys reads whole."""
+    grid = make_grid(LENGTH)
+    for call in (
+        lambda: prefill(FLOW, EXAMPLE[0], grid),
+        lambda: extend(FLOW, EXAMPLE[0][:1], jnp.array(0), (), grid),
+    ):
+        with pytest.raises(ValueError, match="grid: got .*, expected the token grid. Take token_g"):
+            call()
+
+
 REFUSED = {
     "log_weights": lambda: TOKENS.weighted(jnp.zeros(3)),
     "parts": lambda: TOKENS.weighted(jnp.zeros(LENGTH), jnp.zeros(3, int)),

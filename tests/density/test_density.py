@@ -407,6 +407,25 @@ def test_regions_are_free():
     np.testing.assert_allclose(result.regional_averages, expected, rtol=1e-12)
 
 
+def test_regions_are_of_positions_whatever_masks_them():
+    """The loss looks at no grid: starts and log weights, traced too, change nothing."""
+    batch = linear_batch(9, COUNT)
+    regions = lim.boundary_regions(GRID, 0.2)
+
+    @jax.jit
+    def totals(starts, log_weights):
+        masked = GRID.starting(starts).weighted(log_weights)
+        chosen = (None, regions, lim.boundary_regions(masked, 0.2))
+        return [lim.influence(linear_loss, 1.0, batch, masked, each).total for each in chosen]
+
+    expected = np.asarray(GRID.weights) @ energies(batch).mean(axis=0)
+    starts = jnp.array([0, 0, 0, 0, 4, 4, 4, 7, 7, 7])
+    np.testing.assert_allclose(totals(starts, GRID.nodes), expected, rtol=1e-12)
+    masked = GRID.starting(starts)
+    known = lim.influence(linear_loss, 1.0, batch, masked, regions)
+    np.testing.assert_allclose(known.total, expected, rtol=1e-12)
+
+
 @pytest.mark.slow
 def test_positions_left_out_leave_a_density_of_the_others():
     """`def:influence` of the rest, with its errors, by NumPy on cells of unequal weights."""

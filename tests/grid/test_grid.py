@@ -271,6 +271,17 @@ def test_a_measure_is_carried_with_its_mass_cell_by_cell(make):
     np.testing.assert_allclose(same, density, rtol=1e-13)
 
 
+@pytest.mark.parametrize("convention", ["point", "Points", None])
+def test_conventions_are_known_by_name(convention, as_users_run):
+    grid = lim.token_grid(10)
+    for call in (
+        lambda: lim.boundary_regions(grid, 0.2, convention),
+        lambda: interval_weights(grid, [(0, 0.3)], convention),
+    ):
+        with pytest.raises(ValueError, match='convention: got .*, expected "overlap" or "points"'):
+            call()
+
+
 @pytest.mark.parametrize("convention", ["overlap", "points"])
 def test_unions_of_intervals_count_what_they_share_once(convention):
     """Against a fine sum over each cell, or the nodes in [a, b)."""

@@ -151,6 +151,15 @@ def test_windows_and_starts_go_together():
     assert grid.windowed(11) is grid
 
 
+@pytest.mark.parametrize("name", ["window", "chunk"])
+@pytest.mark.parametrize("size", [0, -1, 2.0])
+def test_a_window_holds_a_row_itself_at_least(name, size, as_users_run):
+    grid = lim.token_grid(4)
+    cut = {"window": grid.windowed, "chunk": grid.chunked}[name]
+    with pytest.raises(ValueError, match=f"{name}: got {size}, expected a whole number .* least 1"):
+        cut(size)
+
+
 @pytest.fixture(scope="module")
 def ledger():
     """A network's ledger of one row under query weights: channels, cone mass and joint cone."""

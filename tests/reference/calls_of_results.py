@@ -71,7 +71,8 @@ SLICES = Slices(
     WIDTH,
     "float64",
 )
-CONE = adjoint.JointCone(PROFILE, PROFILE, PROFILE, PROFILE, numbers())
+FUTURES = jax.device_put(1 - np.arange(LENGTH) / LENGTH)
+CONE = adjoint.JointCone(PROFILE, PROFILE, PROFILE, FUTURES, numbers())
 CHANNELS = np.asarray(numbers(2, 3, 3, 4))
 REGIONAL = adjoint.RegionalChannels(
     jax.device_put(np.einsum("nbad,nbcd->nbac", CHANNELS, CHANNELS))
