@@ -255,7 +255,8 @@ def reweighting_run(
         :math:`w^{(0)}`, a number for each position, nowhere negative; 1 everywhere by default.
     run
         What `stage` and `measure` compute with besides, such as an optimiser's rate, or a name of
-        yours: a checkpoint of another `run`, `state` or update is refused.
+        yours: a checkpoint of another `run`, `state` or update is refused. None by default, which a
+        `checkpoint` refuses.
     checkpoint
         A file to go on from, if it is there, and to write; none by default.
     every
@@ -272,8 +273,8 @@ def reweighting_run(
     Raises
     ------
     ValueError
-        If an argument is not of its kind, a density not on the grid, or the checkpoint is of
-        another run, of more updates, or cut short.
+        If an argument is not of its kind, a density not on the grid, a `checkpoint` comes without a
+        `run`, or the checkpoint is of another run, of more updates, or cut short.
     EquinoxRuntimeError
         If a density, the target or the rate is not finite, a weight negative, or the interval
         empty.
@@ -307,7 +308,7 @@ def reweighting_run(
         step,
         (state, start),
         updates,
-        run=(grid, update, run),
+        run=None if run is None else (grid, update, run),
         checkpoint=checkpoint,
         every=every,
         progress=progress,
