@@ -396,6 +396,12 @@ TRACED = {
         lambda: states_at([-0.5, 0.5]),
         "times: got a time below zero or NaN, expected depth times",
     ),
+    "weights that all vanish": (
+        lambda: reweight_positions(
+            full(4, 0.0), full(4, 1.0), 1.0, GRID, rate=0.5, smallest=0.0, largest=8.0
+        ),
+        "weights: got none above zero after the step, expected some",
+    ),
     "limits of weights in the wrong order": (
         lambda: reweight_positions(
             full(4, 1.0), full(4, 1.0), 1.0, GRID, rate=0.5, smallest=2.0, largest=1.0

@@ -87,6 +87,23 @@ def test_updates_have_unit_integral():
     )  # clipped first, then brought to unit mean
 
 
+def test_a_weight_of_zero_stays_zero_however_fast_it_would_grow():
+    """By symmetry the two others are alike, at any rate: also where e to the rate is infinite."""
+    weights, density = on_device(np.array([0.0, 1.5, 1.5]), np.array([0.0, 1.01, 1.01]))
+
+    @jax.jit
+    @partial(jax.jacfwd, has_aux=True)
+    def slope(rate):
+        after = reweight_positions(
+            weights, density, 1.0, lim.token_grid(3), rate=rate, smallest=0.0, largest=8.0
+        )
+        return after, after
+
+    change, after = slope(800.0)
+    np.testing.assert_allclose(after, [0, 1.5, 1.5], rtol=1e-12)
+    np.testing.assert_allclose(change, 0, atol=1e-12)
+
+
 def test_importance_weights_are_quotients_of_densities():
     """`eq:positional-importance-weight` of profiles that are not densities yet."""
     deployed = np.arange(7.0)
