@@ -401,7 +401,9 @@ def condition_numbers(gramians: Gramians) -> Float[Array, " positions"]:
     Returns
     -------
     Array
-        A number for each position, at least one, and infinite where a Gramian is singular.
+        A number for each position, at least one, and infinite where a Gramian is singular: where
+        its smallest eigenvalue is no larger than the rounding of the largest, which is as many
+        times the precision as there are features.
 
     Raises
     ------
@@ -415,6 +417,7 @@ def condition_numbers(gramians: Gramians) -> Float[Array, " positions"]:
     """
     require_floats(gramians, "gramians", "positions width width")
     spectrum = jnp.linalg.eigvalsh(gramians)
-    smallest = spectrum[:, 0]
-    singular = smallest <= 0
-    return jnp.where(singular, jnp.inf, spectrum[:, -1] / jnp.where(singular, 1, smallest))
+    smallest, largest = spectrum[:, 0], spectrum[:, -1]
+    rounding = spectrum.shape[1] * jnp.finfo(spectrum.dtype).eps * largest
+    singular = smallest <= rounding
+    return jnp.where(singular, jnp.inf, largest / jnp.where(singular, 1, smallest))

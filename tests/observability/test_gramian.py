@@ -104,6 +104,16 @@ def test_condition_numbers_are_quotients_of_eigenvalues():
     assert jitted(singular).tolist() == [jnp.inf]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_condition_numbers_of_singular_gramians_are_infinite_despite_rounding(dtype):
+    """Of rank 3 in width 4; and not of a large condition that the precision resolves."""
+    factors = np.asarray(random_states(4, 20, 4, 3), dtype)
+    gramians = jax.device_put(factors @ factors.transpose(0, 2, 1))
+    assert np.isinf(condition_numbers(gramians)).all()
+    large = np.diag(np.geomspace(1, 1e5, 4)).astype(dtype)
+    np.testing.assert_allclose(condition_numbers(jax.device_put(large[None])), 1e5, rtol=0.05)
+
+
 def test_condition_numbers_do_not_see_a_factor_at_each_position():
     # `eq:simulation-condition-number-invariance`.
     gramians = random_gramians()
