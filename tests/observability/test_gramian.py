@@ -133,6 +133,14 @@ def test_condition_numbers_do_not_see_a_factor_at_each_position():
     np.testing.assert_allclose(several[1], several[0], rtol=1e-9)
 
 
+def test_the_deviation_of_equal_gramians_is_zero_and_so_is_its_derivative():
+    equal = jnp.ones((2, 3, 3))
+    moments = jax.jit(lambda gramians: gaussian_probe_moments(gramians, lim.token_grid(2), 1))
+    slope = jax.jit(jax.grad(lambda gramians: moments(gramians).deviation))(equal)
+    assert moments(equal).deviation == 0
+    np.testing.assert_array_equal(slope, 0)
+
+
 @pytest.mark.parametrize("probes", [1, 3])
 def test_exact_probe_moments_against_a_simulation(probes):
     # `eq:algorithm3-penalty-estimator-bias`.
