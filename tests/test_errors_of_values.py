@@ -328,6 +328,12 @@ TRACED = {
         lambda: filter_jit(training.influence_discrepancy)(full(4, 1.0), full((), np.nan), GRID),
         "density, target: got NaN",
     ),
+    "a nan target of the dynamics": (
+        lambda: training.DensityDynamics(GRID, full(4, 1.0), full(4, 1.0)).discrepancy_rate(
+            full((), np.nan)
+        ),
+        "target: got NaN",
+    ),
     "a nan target that is a float": (
         lambda: training.influence_discrepancy(full(4, 1.0), float("nan"), GRID),
         "density, target: got NaN",
