@@ -119,9 +119,9 @@ def resumable(
         records = _with(records, record, index)
         last = index + 1 == steps
         if file is not None and (last or (index + 1) % every == 0):
-            done = index + 1
-            so_far = jax.tree.map(lambda leaf, end=done: np.asarray(leaf)[:end], records)
-            store(file, about, {"steps": done}, (state, so_far))
+            taken = index + 1
+            so_far = jax.tree.map(lambda leaf, end=taken: np.asarray(leaf)[:end], records)
+            store(file, about, {"steps": taken}, (state, so_far))
     return state, records
 
 
