@@ -48,7 +48,7 @@ def sample_mean(samples: Float[Array, "samples *shape"]) -> Estimate:
     Estimate
         The mean and its standard error, of the shape of one sample. The error is the standard
         deviation, with one degree of freedom less, over :math:`\sqrt n`; for one sample it is
-        infinite.
+        infinite. Where all samples are equal its derivative is taken as zero.
 
     Raises
     ------
@@ -66,7 +66,14 @@ def sample_mean(samples: Float[Array, "samples *shape"]) -> Estimate:
     value = samples.mean(axis=0)
     if count == 1:
         return Estimate(value, jnp.full_like(value, jnp.inf))
-    return Estimate(value, samples.std(axis=0, ddof=1) / math.sqrt(count))
+    return Estimate(value, deviation_of(samples.var(axis=0, ddof=1)) / math.sqrt(count))
+
+
+def deviation_of(variance: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Return the root of a variance; where it is zero its derivative is zero."""
+    # Rounding may leave a variance slightly negative.
+    vanishes = variance <= 0
+    return jnp.where(vanishes, 0, jnp.sqrt(jnp.where(vanishes, 1, variance)))
 
 
 def tail_index(samples: Float[Array, " samples"]) -> Estimate:

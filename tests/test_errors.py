@@ -69,6 +69,10 @@ def influence_of_nan():
     return dataclasses.replace(influence, energy=array([1.0, np.nan, 1.0, 1.0]))
 
 
+def dynamics():
+    return training.DensityDynamics(GRID, full(4, 1.0), full(4, 1.0))
+
+
 def attention():
     return layer_of(random_flow()).attention
 
@@ -355,6 +359,14 @@ STATIC = {
             lambda x: x.ravel(), STATES, 1.0, full((2, 6), 1.0)
         ),
         r"observations: got shape \(24,\), expected a row for each layer",
+    ),
+    "a risk of nothing": (
+        lambda: training.risk(linear_loss, None, (STATES[None][:0], None)),
+        "batch: got no example, expected at least one",
+    ),
+    "a target of other places than the dynamics'": (
+        lambda: dynamics().discrepancy_rate(array([[1.0], [1.0]])),
+        r"target: got shape \(2, 1\), expected \(4,\)",
     ),
     "a risk of vectors": (
         lambda: training.risk(lambda params, x, y: x[0], None, (STATES[None], None)),

@@ -328,6 +328,12 @@ TRACED = {
         lambda: filter_jit(training.influence_discrepancy)(full(4, 1.0), full((), np.nan), GRID),
         "density, target: got NaN",
     ),
+    "a nan target of the dynamics": (
+        lambda: training.DensityDynamics(GRID, full(4, 1.0), full(4, 1.0)).discrepancy_rate(
+            full((), np.nan)
+        ),
+        "target: got NaN",
+    ),
     "a nan target that is a float": (
         lambda: training.influence_discrepancy(full(4, 1.0), float("nan"), GRID),
         "density, target: got NaN",
@@ -395,6 +401,12 @@ TRACED = {
     "a depth time before the start": (
         lambda: states_at([-0.5, 0.5]),
         "times: got a time below zero or NaN, expected depth times",
+    ),
+    "weights that all vanish": (
+        lambda: reweight_positions(
+            full(4, 0.0), full(4, 1.0), 1.0, GRID, rate=0.5, smallest=0.0, largest=8.0
+        ),
+        "weights: got none above zero after the step, expected some",
     ),
     "limits of weights in the wrong order": (
         lambda: reweight_positions(

@@ -35,6 +35,23 @@ def test_the_standard_error_of_a_mean_has_one_degree_less():
     assert np.isinf(np.asarray(probes.sample_mean(jax.device_put(samples[:1])).error)).all()
 
 
+def test_the_standard_error_of_equal_samples_has_the_derivative_zero():
+    """And of others the closed one: a deviation from the mean over n (n - 1) times the error."""
+
+    def error(samples):
+        return probes.sample_mean(samples).error.sum()
+
+    equal, unequal = np.ones(3), np.array([1.0, 2.0, 6.0])
+    samples = jax.device_put(np.stack([equal, unequal], axis=1))
+    slope = np.asarray(jax.jit(jax.grad(error))(samples))
+    np.testing.assert_array_equal(slope[:, 0], 0)
+    expected = (unequal - 3) / (6 * np.sqrt(14 / 6))
+    np.testing.assert_allclose(slope[:, 1], expected, rtol=1e-12)
+    _, moved = jax.jit(lambda samples: jax.jvp(error, (samples,), (samples,)))(samples)
+    np.testing.assert_allclose(moved, np.sqrt(14 / 6), rtol=1e-12)
+    assert np.isnan(error(samples.at[0].set(np.nan)))
+
+
 def test_the_tail_index_is_as_near_as_its_error_says():
     """Of 400 samples of P(s > r) = r^-0.8: k over the index is 0.8 times k exponential gaps."""
     # `eq:data-fourth-moment`.

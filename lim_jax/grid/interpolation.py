@@ -72,5 +72,8 @@ def cell_embedding(
         expected="numbers in [0, 1]",
         cure="Divide token numbers by the length.",
     )
-    cells = jnp.searchsorted(grid.edges, positions, side="left") - 1
+    # In the coarser precision: a position at an edge is there, however both were rounded.
+    dtype = max(grid.edges.dtype, positions.dtype, key=lambda dtype: jnp.finfo(dtype).eps)
+    edges = grid.edges.astype(dtype)
+    cells = jnp.searchsorted(edges, positions.astype(dtype), side="left") - 1
     return values[jnp.clip(cells, 0, grid.size - 1)]

@@ -112,7 +112,7 @@ def autoregressive_cross_entropy(
         :math:`H`, a row for each query, a column for each class. A class may be masked (-inf).
     targets
         Row i holds the target :math:`Y_{i+1}` of query i, a class number or a row of soft weights;
-        anything where :math:`\alpha_i = 0`.
+        any whole number, or any finite row, where :math:`\alpha_i = 0`.
     query_weights
         :math:`\alpha`, a number for each query, nowhere negative, of sum one; see `teacher_forcing`
         and `last_token`.

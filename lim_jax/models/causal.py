@@ -267,7 +267,7 @@ class CausalLM(eqx.Module):
             cure = "Cut the context to that length."
             require(length <= most, "ids", got=got, expected=f"at most {most}, {why}", cure=cure)
         else:
-            positions = jnp.arange(length, dtype=y.starts.dtype) - y.starts
+            positions = jnp.arange(length) - y.starts.astype(int)
             message = (
                 f"ids: got a longer context, expected at most {most} ids in each, {why}. Cut them "
                 "to that length."

@@ -139,14 +139,14 @@ def _continuation_loss(model: CausalLM, x: State, y: Contrast, ids: Any, weights
     require(weights.shape == ids.shape, "weights", got=got, expected=expected, cure=MADE)
     more = ids.shape[0] - 1
     weights = jnp.asarray(weights, x.dtype)
-    length = jnp.asarray(y.length)
+    length = jnp.asarray(y.length, int)
     if more:
         # They stand right after the prompt, in place of whatever pads the row.
-        starts = jnp.full(more, -length, ids.dtype)
+        starts = jnp.full(more, -length)
         rows = model.embed(ids[:-1], Targets(ids[:-1], weights[:-1], starts=starts))
         x = jnp.concatenate([x, jnp.zeros_like(rows)])
         x = jax.lax.dynamic_update_slice_in_dim(x, rows, length, 0)
-    positions = length - 1 + jnp.arange(more + 1, dtype=length.dtype)
+    positions = length - 1 + jnp.arange(more + 1)
     total = weights.sum()
     grid = token_grid(x.shape[0], x.dtype)
     if y.log_weights is not None:

@@ -109,7 +109,7 @@ def influence_of_ids(
     ------
     ValueError
         If there are no windows, or one is no array of at least two ids; if they are one array of
-        rows, of which some may be padded; if weights do not fit the contexts.
+        rows, of which some may be padded; if weights or masks do not fit the contexts.
     EquinoxRuntimeError
         If an id is outside the vocabulary.
     """
@@ -180,9 +180,9 @@ def energies_of_ids(
     Raises
     ------
     ValueError
-        If there are no windows, or one is no array of at least two ids; if weights do not fit the
-        contexts; if `padding` gives no positive integer; if the checkpoint is of another model,
-        loss, windows, query weights or `run`, or has a damaged file.
+        If there are no windows, or one is no array of at least two ids; if weights or masks do not
+        fit the contexts; if `padding` gives no positive integer; if the checkpoint is of another
+        model, loss, windows, query weights or `run`, or has a damaged file.
     EquinoxRuntimeError
         If an id is outside the vocabulary.
     """
@@ -477,7 +477,22 @@ def _pad_contrast(ask: Contrast, length: int, size: int, dtype: Any) -> Contrast
     sizes = [1 << (len(part) - 1).bit_length() if size > length else len(part) for part in parts]
     answer, foil, *weights = map(_fill, parts, sizes)
     answer_weights, foil_weights = (part.astype(dtype) for part in weights)
-    return Contrast(answer, foil, answer_weights, foil_weights, prompt)
+    log_weights = _pad_places(ask.log_weights, length, size, 0)
+    labels = _pad_places(ask.parts, length, size, -1)
+    if log_weights is not None:
+        log_weights = log_weights.astype(dtype)
+    return Contrast(answer, foil, answer_weights, foil_weights, prompt, log_weights, labels)
+
+
+def _pad_places(places: Any, length: int, size: int, padding: int) -> Any:
+    """Pad a contrast's numbers of each place of the prompt, if it has any."""
+    if places is None:
+        return None
+    got = f"a contrast with a mask of shape {places.shape}"
+    expected = f"{(length,)}, one number for each id of the prompt"
+    cure = "Pass log_weights and parts of the prompt's own length."
+    require(places.shape == (length,), "ask", got=got, expected=expected, cure=cure)
+    return np.pad(np.asarray(places), (0, size - length), constant_values=padding)
 
 
 def _shares(length: int, energy: PerPosition, regions: Regions) -> Array:

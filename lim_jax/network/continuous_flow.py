@@ -37,10 +37,17 @@ Tree = TypeVar("Tree")
 
 
 class LayerwiseControl(eqx.Module):
-    r"""The piecewise constant control :math:`\theta_t = \theta_k` on :math:`[t_k, t_{k+1})`."""
+    r"""The piecewise constant control :math:`\theta_t = \theta_k` on :math:`[t_k, t_{k+1})`.
+
+    Layers share the horizon evenly, which must be that of the `ContinuousFlow`.
+    """
 
     layers: PyTree  # one field whose arrays have a leading layer axis
     horizon: float = eqx.field(static=True, default=1.0)
+
+    def __check_init__(self):
+        """Raise ValueError unless the horizon is positive."""
+        require_horizon(self.horizon)
 
     def __call__(self, time: Scalar) -> Any:
         """Return the layer at a depth time; a boundary belongs to the layer that it begins."""
@@ -56,6 +63,11 @@ class InterpolatedControl(eqx.Module):
     """A control that follows a path through parameter space; see `linear_control`."""
 
     path: diffrax.AbstractPath
+    horizon: float = eqx.field(static=True)  # of the flow that the path is for
+
+    def __check_init__(self):
+        """Raise ValueError unless the horizon is positive."""
+        require_horizon(self.horizon)
 
     def __call__(self, time: Scalar) -> Any:
         """Return the field at a depth time."""
@@ -69,9 +81,9 @@ def linear_control(fields: PyTree, horizon: float = 1.0) -> InterpolatedControl:
     ----------
     fields
         One field whose arrays have a leading axis: its values at equally spaced depth times from 0
-        to the `horizon`, both included.
+        to the `horizon`, both included; at least two.
     horizon
-        The depth :math:`T` of the flow.
+        The depth :math:`T` of the flow, which must have the same.
 
     Returns
     -------
@@ -82,7 +94,7 @@ def linear_control(fields: PyTree, horizon: float = 1.0) -> InterpolatedControl:
     ------
     ValueError
         If the fields have other leaves than arrays of floats, or these share no leading axis, or
-        the horizon is not positive.
+        there are fewer than two, or the horizon is not positive.
 
     Examples
     --------
@@ -101,8 +113,11 @@ def linear_control(fields: PyTree, horizon: float = 1.0) -> InterpolatedControl:
     expected = "arrays of floats that share one leading axis, of the fields to join"
     cure = "Make several with jax.vmap."
     require(holds, "fields", got=got, expected=expected, cure=cure)
-    knots = jnp.linspace(0.0, horizon, *axes.pop(), dtype=leaves[0].dtype)
-    return InterpolatedControl(diffrax.LinearInterpolation(knots, fields))
+    count = leaves[0].shape[0]
+    cure = "For the same field at all times take LayerwiseControl."
+    require(count > 1, "fields", got=f"{count}", expected="at least two to join", cure=cure)
+    knots = jnp.linspace(0.0, horizon, count, dtype=leaves[0].dtype)
+    return InterpolatedControl(diffrax.LinearInterpolation(knots, fields), horizon)
 
 
 def control_distance(
@@ -194,7 +209,8 @@ class ContinuousFlow(eqx.Module):
     Attributes
     ----------
     control
-        :math:`t \mapsto` field: of `linear_control`, or any callable module.
+        :math:`t \mapsto` field: of `linear_control` or `LayerwiseControl`, with the same horizon,
+        or any callable module.
     horizon
         The depth :math:`T`.
     profile
@@ -215,9 +231,9 @@ class ContinuousFlow(eqx.Module):
     Raises
     ------
     ValueError
-        Where the horizon or the first step is not positive, `max_steps` is no positive whole
-        number, the adjoint is refused, or (when called) the state does not fit the grid or the
-        fields, or the profile is negative, infinite or not a number.
+        Where the horizon or the first step is not positive, the control has another horizon,
+        `max_steps` is no positive whole number, the adjoint is refused, or (when called) the state
+        does not fit the grid or the fields, or the profile is negative, infinite or not a number.
     EquinoxRuntimeError
         Where a state is not finite, a solver does not reach T, or a profile of traced values is not
         as it must be.
@@ -246,6 +262,12 @@ class ContinuousFlow(eqx.Module):
         """Raise ValueError at unfit arguments, or an adjoint that assumes a steady state."""
         require_horizon(self.horizon)
         require_callable(self.control, "control", "from depth to a field")
+        if isinstance(self.control, LayerwiseControl | InterpolatedControl):
+            got = f"a control of horizon {self.control.horizon}"
+            expected = f"one of {self.horizon}, the flow's own"
+            cure = "Give both the same horizon."
+            holds = self.control.horizon == self.horizon
+            require(holds, "control", got=got, expected=expected, cure=cure)
         require_callable(self.profile, "profile", "of depth")
         as_int(self.max_steps, "max_steps")
         require_optional(self.first_step, "first_step", "Pass None to let the controller choose.")

@@ -62,6 +62,13 @@ class ObservedTokens(eqx.Module):
         differentiated it becomes the task-aligned :math:`C_k = DH(X_k)`. None, the default, shows
         the states themselves.
 
+    Raises
+    ------
+    ValueError
+        If the positions are no whole numbers along one axis, or none.
+    EquinoxRuntimeError
+        If (when called) the input has no such position.
+
     Examples
     --------
     >>> flow = ResidualFlow(jnp.zeros(3), step=lambda layer, x, grid, step: x)
@@ -74,6 +81,10 @@ class ObservedTokens(eqx.Module):
     grid: Grid
     positions: Int[Array, " queries"]
     readout: Callable[[State, Grid], State] | None = None
+
+    def __check_init__(self):
+        """Raise ValueError unless positions are a non-empty array of whole numbers."""
+        require_indices(self.positions, "positions")
 
     def __call__(self, x: State) -> Float[Array, "depth observed"]:
         r"""Observe :math:`X_0, \dots, X_{M-1}` from the input `x`.
@@ -104,7 +115,7 @@ class ObservedTokens(eqx.Module):
             The features of the observed tokens, one after the other.
         """
         features = state if self.readout is None else self.readout(state, self.grid)
-        return features[self.positions].ravel()
+        return features[guarded_positions(self.positions, state)].ravel()
 
 
 @filter_jit
@@ -198,7 +209,7 @@ def require_observations(observations: Any, x: Any) -> tuple[int, int]:
 
 
 def guarded_positions(positions: Positions, x: State) -> Positions:
-    """Return monitored positions, whose use raises where x does not have them."""
+    """Return numbers of positions, whose use raises where x does not have them."""
     last = x.shape[0] - 1
     return error_if_got(
         positions,
@@ -397,7 +408,9 @@ def condition_numbers(gramians: Gramians) -> Float[Array, " positions"]:
     Returns
     -------
     Array
-        A number for each position, at least one, and infinite where a Gramian is singular.
+        A number for each position, at least one, and infinite where a Gramian is singular: where
+        its smallest eigenvalue is no larger than the rounding of the largest, which is as many
+        times the precision as there are features.
 
     Raises
     ------
@@ -411,6 +424,7 @@ def condition_numbers(gramians: Gramians) -> Float[Array, " positions"]:
     """
     require_floats(gramians, "gramians", "positions width width")
     spectrum = jnp.linalg.eigvalsh(gramians)
-    smallest = spectrum[:, 0]
-    singular = smallest <= 0
-    return jnp.where(singular, jnp.inf, spectrum[:, -1] / jnp.where(singular, 1, smallest))
+    smallest, largest = spectrum[:, 0], spectrum[:, -1]
+    rounding = spectrum.shape[1] * jnp.finfo(spectrum.dtype).eps * largest
+    singular = smallest <= rounding
+    return jnp.where(singular, jnp.inf, largest / jnp.where(singular, 1, smallest))

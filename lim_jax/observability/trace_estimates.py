@@ -27,7 +27,7 @@ from lim_jax.observability.gramian import (
     layer_steps,
     require_observations,
 )
-from lim_jax.probes import Probes
+from lim_jax.probes import Probes, deviation_of
 
 
 @filter_jit
@@ -396,7 +396,7 @@ def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> Penal
     lower = 4 * third * mean[None, :] + 2 * second**2
     summands = fourth + lower + 4 * mean[:, None] * second * mean[None, :]
     variance = grid.weights @ summands @ grid.weights
-    return PenaltyMoments(grid.weights @ jnp.diag(second), jnp.sqrt(variance))
+    return PenaltyMoments(grid.weights @ jnp.diag(second), deviation_of(variance))
 
 
 @filter_jit

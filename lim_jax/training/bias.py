@@ -135,7 +135,9 @@ def parameter_shift(
     strength
         :math:`\beta`, a finite number, to which the shift is proportional.
     tolerance
-        The relative tolerance of the conjugate gradients, between 0 and 1; 1e-10 by default.
+        The relative tolerance of the conjugate gradients, between 0 and 1; 1e-10 by default. Where
+        it is below 1000 roundings of the parameters' precision, which are 1e-4 in float32, it is
+        that many: of a Hessian of large condition no residual is smaller.
 
     Returns
     -------
@@ -189,6 +191,8 @@ def parameter_shift(
     operator = lineax.FunctionLinearOperator(
         hessian_product, jax.eval_shape(lambda: slope), lineax.positive_semidefinite_tag
     )
+    attainable = [1000 * float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(slope)]
+    tolerance = max(tolerance, *attainable)
     solver = lineax.CG(rtol=tolerance, atol=tolerance)
     solution = lineax.linear_solve(operator, slope, solver).value
     curvature = sum(jax.tree.leaves(jax.tree.map(lambda s, x: jnp.sum(s * x), slope, solution)))

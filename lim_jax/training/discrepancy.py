@@ -143,7 +143,7 @@ def cross_entropy_discrepancy(
         one number.
     EquinoxRuntimeError
         If the target or a weight is negative, or a number that is known before tracing is NaN or
-        infinite.
+        infinite, or such a density negative.
 
     Examples
     --------
@@ -153,6 +153,8 @@ def cross_entropy_discrepancy(
     """
     weights = _weights_of_places(density, target, weights)
     target = as_nonnegative(jnp.asarray(target, density.dtype), "target", "Pass a density.")
+    if not isinstance(density, Tracer):
+        density = as_nonnegative(density, "density", SIZES)
     return -weights @ (target * jnp.log(density + FLOOR))
 
 

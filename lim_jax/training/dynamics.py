@@ -20,6 +20,7 @@ from lim_jax._checks import (
     AnyPath,
     as_numbers,
     described,
+    error_if_not_finite,
     require,
     require_optional,
     require_text,
@@ -35,7 +36,7 @@ from lim_jax.density.adjoints import (
     scalar_loss,
 )
 from lim_jax.density.statistics import Indices, indices
-from lim_jax.grid.integrals import integral
+from lim_jax.grid.integrals import integral, require_profile
 from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.grid.partition import Regions, regional_averages, require_regions
 from lim_jax.training.loop import Progress, resumable
@@ -67,7 +68,7 @@ def risk(loss: Loss, params: PyTree, batch: Batch) -> Scalar:
     ------
     ValueError
         If `loss` cannot be called or returns no scalar, or the batch is no pair ``(x, y)`` with
-        floating-point x (ids for `density.LossOfIds`).
+        floating-point x (ids for `density.LossOfIds`), or is empty.
 
     Examples
     --------
@@ -75,6 +76,8 @@ def risk(loss: Loss, params: PyTree, batch: Batch) -> Scalar:
     2.0
     """
     loss, (x, y) = embedded(loss, params, batch)
+    cure = "Leave empty batches out."
+    require(x.shape[0] > 0, "batch", got="no example", expected="at least one", cure=cure)
     return jax.vmap(scalar_loss(loss), in_axes=(None, 0, 0))(params, x, y).mean()
 
 
@@ -153,7 +156,16 @@ class DensityDynamics(eqx.Module):
         -------
         Array
             The derivative of the discrepancy along the direction, a scalar.
+
+        Raises
+        ------
+        ValueError
+            If `target` is neither one number nor has a floating-point number for each position.
+        EquinoxRuntimeError
+            If the target is NaN or infinite.
         """
+        require_profile(target, self.grid, "target")
+        target = error_if_not_finite(jnp.asarray(target), "target")
         return integral((self.density - target) * self.rate, self.grid)
 
     @property

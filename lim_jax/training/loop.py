@@ -31,7 +31,8 @@ def resumable(
 
     A step sees only its state and its index, so a run that was interrupted and is called again with
     the same arguments, or with more steps, gives the same numbers as one that was not. Steps are
-    ordinary Python: jit what is inside.
+    ordinary Python: jit what is inside. A finished run that is called again takes no step, but asks
+    its first one what it records: by tracing it, or by taking it again where it cannot be traced.
 
     A checkpoint is compared with `state` and with `run`, static fields included. Nothing of `step`
     is compared, which may hold what every process has anew, so a checkpoint needs a `run`.
@@ -99,24 +100,28 @@ def resumable(
         require_known((state, run), "checkpoint", "arrays to keep in a file")
         start = digest((digest(state, named=True), run))
         about = {"function": "resumable", "start": start}
-    records = None
+    first = state
     done = 0
+    saved = []
     if file is not None and file.exists():
-        _, record = eqx.filter_eval_shape(step, state, 0)
-        done, state, saved = _load(file, about, state, record, steps)
-        # On the host: nothing compiles.
-        to_come = jax.tree.map(lambda leaf: np.asarray(leaf)[done:], _zeros(record, steps))
-        records = jax.device_put(jax.tree.map(lambda *two: np.concatenate(two), saved, to_come))
+        done, state, saved = _load(file, about, state, steps)
+
+    def rows_like(record: PyTree) -> PyTree:
+        """Make the arrays of all steps' records, with those that were saved in their places."""
+        rows = _zeros(jax.eval_shape(lambda: record), steps)
+        return rows if file is None or done == 0 else _put_back(saved, rows, file)
+
+    # The file has a record's arrays; how they are named and nested, a step alone says.
+    records = rows_like(_recorded_by(step, first)) if done == steps else None
     for index in progress(range(done, steps)):
         state, record = step(state, index)
-        if records is None:
-            records = _zeros(jax.eval_shape(lambda record=record: record), steps)
+        records = rows_like(record) if records is None else records
         records = _with(records, record, index)
         last = index + 1 == steps
         if file is not None and (last or (index + 1) % every == 0):
-            done = index + 1
-            so_far = jax.tree.map(lambda leaf, end=done: np.asarray(leaf)[:end], records)
-            store(file, about, {"steps": done}, (state, so_far))
+            taken = index + 1
+            so_far = jax.tree.map(lambda leaf, end=taken: np.asarray(leaf)[:end], records)
+            store(file, about, {"steps": taken}, (state, so_far))
     return state, records
 
 
@@ -132,9 +137,30 @@ def _zeros(record: PyTree, steps: int) -> PyTree:
     return jax.device_put(zeros)
 
 
+def _recorded_by(step: Callable[[State, int], tuple[State, PyTree]], state: State) -> PyTree:
+    """Return zeros like what the first step records, or its record where it cannot be traced."""
+    try:
+        _, record = eqx.filter_eval_shape(step, state, 0)
+    except Exception:  # an error that is not of tracing comes again
+        return step(state, 0)[1]
+    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), record)
+
+
+def _put_back(saved: list[np.ndarray], records: PyTree, checkpoint: Path) -> PyTree:
+    """Write a checkpoint's records over the first rows; raise ValueError unless they fit."""
+    leaves, tree = jax.tree.flatten(records)
+    rows = list(map(np.asarray, leaves))  # on the host: nothing compiles
+    _require_like([row[0] for row in saved], [row[0] for row in rows], checkpoint)
+    joined = [
+        np.concatenate([earlier, row[len(earlier) :]])
+        for earlier, row in zip(saved, rows, strict=True)
+    ]
+    return jax.device_put(jax.tree.unflatten(tree, joined))
+
+
 def _load(
-    checkpoint: Path, run: Run, state: State, record: PyTree, steps: int
-) -> tuple[int, State, PyTree]:
+    checkpoint: Path, run: Run, state: State, steps: int
+) -> tuple[int, State, list[np.ndarray]]:
     """Read a checkpoint's steps, state and records; raise ValueError unless they fit the run."""
     about, leaves = restore(checkpoint, run)
     done = about["steps"]
@@ -145,12 +171,18 @@ def _load(
         expected=f"at most the {steps} asked for",
         cure="Ask for more steps, or name another checkpoint.",
     )
-    like, others = eqx.partition((state, _zeros(record, done)), eqx.is_array_like)
+    like, others = eqx.partition(state, eqx.is_array_like)
     expected, tree = jax.tree.flatten(like)
-    if list(map(_shape, leaves)) != list(map(_shape, expected)):
+    stored = leaves[: len(expected)]
+    _require_like(stored, expected, checkpoint)
+    arrays = jax.tree.unflatten(tree, map(_convert_like, stored, expected))
+    return done, eqx.combine(arrays, others), leaves[len(expected) :]
+
+
+def _require_like(stored: list, expected: list, checkpoint: Path) -> None:
+    """Raise ValueError unless a checkpoint's arrays have the shapes and types of the run's own."""
+    if list(map(_shape, stored)) != list(map(_shape, expected)):
         raise RUN.refused(checkpoint, "of other arrays than this run's")
-    leaves = map(_convert_like, leaves, expected)
-    return done, *eqx.combine(jax.tree.unflatten(tree, leaves), others)
 
 
 def _shape(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:

@@ -1,5 +1,6 @@
 r"""Algorithm 2: loss weights that answer measured influence, over any training stage."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -77,8 +78,8 @@ def reweight_positions(
         If `weights` or `density` has not a floating-point number for each position, `target`
         neither that nor one number, or the rate or an end of the interval is no finite number.
     EquinoxRuntimeError
-        If a profile or the rate is NaN or infinite, a weight is negative, or the interval is empty,
-        reaches below zero or is zero alone.
+        If a profile or the rate is NaN or infinite, a weight is negative, the interval is empty,
+        reaches below zero or is zero alone, or the step leaves no weight above zero.
 
     Examples
     --------
@@ -107,8 +108,19 @@ def reweight_positions(
         expected="weights nowhere negative, 0 <= smallest <= largest and largest > 0",
         cure="Clip the weights, and order the two limits.",
     )
-    raised = jnp.clip(weights * jnp.exp(rate * (target - density)), smallest, largest)
-    return raised / integral(raised, grid)
+    exponents = rate * (target - density)
+    # So that no growth is infinite: a weight of zero, times it, stays zero.
+    exponents = jnp.minimum(exponents, math.floor(math.log(jnp.finfo(exponents.dtype).max)))
+    raised = jnp.clip(weights * jnp.exp(exponents), smallest, largest)
+    total = integral(raised, grid)
+    total = error_if_got(
+        total,
+        "weights",
+        got={"none above zero after the step": total <= 0},
+        expected="some",
+        cure="Take a smallest above zero, or a lower rate.",
+    )
+    return raised / total
 
 
 def first_order_step(
@@ -255,7 +267,8 @@ def reweighting_run(
         :math:`w^{(0)}`, a number for each position, nowhere negative; 1 everywhere by default.
     run
         What `stage` and `measure` compute with besides, such as an optimiser's rate, or a name of
-        yours: a checkpoint of another `run`, `state` or update is refused.
+        yours: a checkpoint of another `run`, `state` or update is refused. None by default, which a
+        `checkpoint` refuses.
     checkpoint
         A file to go on from, if it is there, and to write; none by default.
     every
@@ -272,8 +285,8 @@ def reweighting_run(
     Raises
     ------
     ValueError
-        If an argument is not of its kind, a density not on the grid, or the checkpoint is of
-        another run, of more updates, or cut short.
+        If an argument is not of its kind, a density not on the grid, a `checkpoint` comes without a
+        `run`, or the checkpoint is of another run, of more updates, or cut short.
     EquinoxRuntimeError
         If a density, the target or the rate is not finite, a weight negative, or the interval
         empty.
@@ -307,7 +320,7 @@ def reweighting_run(
         step,
         (state, start),
         updates,
-        run=(grid, update, run),
+        run=None if run is None else (grid, update, run),
         checkpoint=checkpoint,
         every=every,
         progress=progress,

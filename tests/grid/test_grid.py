@@ -177,6 +177,13 @@ def test_regional_averages_of_known_functions(kind, convention):
     np.testing.assert_allclose(linear, [0.1, 0.5, 0.9], atol=1e-3)
 
 
+@pytest.mark.parametrize("of_grid, of_nodes", [("float64", "float32"), ("float32", "float64")])
+def test_nodes_of_another_precision_are_in_their_own_cells(of_grid, of_nodes):
+    nodes = jax.device_put(np.arange(1, 31, dtype=of_nodes) / np.array(30, of_nodes))
+    values = cell_embedding(jnp.arange(30.0), lim.token_grid(30, dtype=of_grid), nodes)
+    np.testing.assert_array_equal(values, np.arange(30))
+
+
 def test_the_embedding_is_constant_on_right_closed_cells():
     # `eq:terminal-adjoint-density-embedding`.
     grid = lim.graded_grid(4)

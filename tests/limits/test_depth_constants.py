@@ -239,7 +239,7 @@ def test_constants_are_proved_for_linear_controls_of_bounded_fields_only():
     )
     for layers, follows, along in (
         (fields, lambda time: fields, profile),
-        (fields, Louder(control.path), profile),
+        (fields, Louder(control.path, control.horizon), profile),
         (fields, control, rising),
         (fields, control, Steeper(*profile)),
         (bare, linear_control(bare), profile),

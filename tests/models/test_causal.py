@@ -443,3 +443,10 @@ def test_a_packed_context_longer_than_the_limit_is_refused(model, learned):
         Exception, match="ids: got a longer context, expected at most 8 ids in each, "
     ):
         jax.block_until_ready(embed(model, y))
+
+
+def test_starts_of_few_bits_count_many_places():
+    model = byte_network(200)
+    y = models.Targets(jnp.zeros(200, int), teacher_forcing(200), starts=jnp.zeros(200, jnp.int8))
+    expected = model.embedding[:1] + model.positions
+    np.testing.assert_allclose(model.embed(y.targets, y), expected, rtol=1e-15)

@@ -85,18 +85,30 @@ def longer(model):
     return eqx.tree_at(lambda model: model.positions, model, places)
 
 
+def whole_row(prompt, ids):
+    """The row of a prompt and what follows it, and targets of the mean over what follows."""
+    window = np.concatenate([prompt, ids])
+    weights = (np.arange(1, len(window)) >= len(prompt)) / len(ids)
+    row, targets, weights = jax.device_put((window[:-1], window[1:], weights))
+    return row, Targets(targets, weights)
+
+
 def gradient(model, ids, y):
     return jax.grad(model.loss)(model.embed(ids), y)
 
 
-def squares_by_two_passes(model, prompt, answer, foil):
+def squares_by_two_passes(model, prompt, answer, foil, log_weights=None, parts=None):
     """Norms squared of what plain gradients of both whole rows leave on the prompt's tokens."""
 
     def of_sum(ids):
-        window = np.concatenate([prompt, ids])
-        weights = (np.arange(1, len(window)) >= len(prompt)) / len(ids)
-        row, targets, weights = jax.device_put((window[:-1], window[1:], weights))
-        gradients = eqx.filter_jit(gradient)(model, row, Targets(targets, weights))
+        row, y = whole_row(prompt, ids)
+        if log_weights is not None and parts is not None:
+            more = (0, len(ids) - 1)
+            y = y._replace(
+                log_weights=jax.device_put(np.pad(log_weights, more)),
+                parts=jax.device_put(np.pad(parts, more, constant_values=-1)),
+            )
+        gradients = eqx.filter_jit(gradient)(model, row, y)
         return len(ids) * gradients[: len(prompt)]
 
     return ((of_sum(answer) - of_sum(foil)) ** 2).sum(axis=1)
@@ -113,6 +125,33 @@ def test_energies_are_those_of_both_passes_on_the_prompts_own_grid(model):
     )
     expected = np.asarray(squares_by_two_passes(model, *case)) * len(case[0]) ** 2
     np.testing.assert_allclose(energy, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("family", ["llama"], indirect=True)
+def test_energies_are_those_under_the_contrasts_mask(model):
+    case = CASES[1]
+    mask = np.array([-1.5, 0.7, -0.2, 0.4, 0.0]), np.array([0, 0, 1, 1, -1])
+    log_weights, parts = jax.device_put(mask)
+    y = contrast_of_case(case)._replace(log_weights=log_weights, parts=parts)
+    window = jax.device_put(np.append(case[0], 0))
+    (energy,) = models.energies_of_ids(model, [window], ask=[y], loss=contrast_loss)
+    expected = squares_by_two_passes(model, *case, log_weights=mask[0], parts=mask[1])
+    np.testing.assert_allclose(energy, np.asarray(expected) * len(case[0]) ** 2, rtol=1e-9)
+    short = y._replace(log_weights=log_weights[:4])
+    with pytest.raises(ValueError, match=r"ask: got a contrast with a mask of shape \(4,\)"):
+        models.energies_of_ids(model, [window], ask=[short], loss=contrast_loss)
+
+
+@pytest.mark.usefixtures("as_users_run")
+def test_ids_of_few_bits_follow_a_long_prompt():
+    generator = np.random.default_rng(3)
+    prompt, answer, foil = (generator.integers(256, size=size) for size in (300, 2, 3))
+    model = byte_network(302)
+    mean = eqx.filter_jit(lambda row, y: model.loss(model.embed(row), y))
+    expected = 3 * mean(*whole_row(prompt, foil)) - 2 * mean(*whole_row(prompt, answer))
+    few_bits = jax.device_put([ids.astype(np.uint8) for ids in (prompt, answer, foil)])
+    loss = loss_of(model, few_bits[0], contrast(*few_bits, dtype="float64"))
+    np.testing.assert_allclose(loss, -expected, rtol=1e-10)
 
 
 @pytest.mark.usefixtures("as_users_run")

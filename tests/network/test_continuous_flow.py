@@ -134,6 +134,23 @@ def test_interpolated_controls_by_their_knots_and_between():
     np.testing.assert_allclose(weights(knots), expected, rtol=1e-12)
 
 
+def test_controls_of_another_horizon_are_refused(as_users_run):
+    """By the value they have at a flow's end: X' = 1 of one layer, and of a line from 0 to 2."""
+    layers = Constant(jnp.ones((1, 1, 1)))
+    line = Constant(jnp.array([[[0.0]], [[2.0]]]))
+    x, grid = jnp.zeros((1, 1)), lim.token_grid(1)
+    for horizon in (1.0, 2.0):
+        for control in (LayerwiseControl(layers, horizon), linear_control(line, horizon)):
+            end = ContinuousFlow(control, horizon=horizon)(x, grid)
+            np.testing.assert_allclose(end, [[horizon]], rtol=1e-6)
+            with pytest.raises(ValueError, match=f"control: got a control of horizon {horizon}"):
+                ContinuousFlow(control, horizon=3 - horizon)
+    with pytest.raises(ValueError, match="horizon: got 0.0"):
+        LayerwiseControl(layers, horizon=0.0)
+    with pytest.raises(ValueError, match="fields: got 1, expected at least two to join"):
+        linear_control(layers)
+
+
 def test_the_distance_of_two_controls_in_closed_form():
     """A line sampled at its layers' starts; a jump and a slope; in the norm of all parameters."""
     # `eq:control-l1-convergence`.

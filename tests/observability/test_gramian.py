@@ -104,6 +104,16 @@ def test_condition_numbers_are_quotients_of_eigenvalues():
     assert jitted(singular).tolist() == [jnp.inf]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_condition_numbers_of_singular_gramians_are_infinite_despite_rounding(dtype):
+    """Of rank 3 in width 4; and not of a large condition that the precision resolves."""
+    factors = np.asarray(random_states(4, 20, 4, 3), dtype)
+    gramians = jax.device_put(factors @ factors.transpose(0, 2, 1))
+    assert np.isinf(condition_numbers(gramians)).all()
+    large = np.diag(np.geomspace(1, 1e5, 4)).astype(dtype)
+    np.testing.assert_allclose(condition_numbers(jax.device_put(large[None])), 1e5, rtol=0.05)
+
+
 def test_condition_numbers_do_not_see_a_factor_at_each_position():
     # `eq:simulation-condition-number-invariance`.
     gramians = random_gramians()
@@ -121,6 +131,14 @@ def test_condition_numbers_do_not_see_a_factor_at_each_position():
     np.testing.assert_allclose(slope, moved, rtol=1e-6)
     several = jax.jit(jax.vmap(condition_numbers))(jnp.stack([gramians, 2 * gramians]))
     np.testing.assert_allclose(several[1], several[0], rtol=1e-9)
+
+
+def test_the_deviation_of_equal_gramians_is_zero_and_so_is_its_derivative():
+    equal = jnp.ones((2, 3, 3))
+    moments = jax.jit(lambda gramians: gaussian_probe_moments(gramians, lim.token_grid(2), 1))
+    slope = jax.jit(jax.grad(lambda gramians: moments(gramians).deviation))(equal)
+    assert moments(equal).deviation == 0
+    np.testing.assert_array_equal(slope, 0)
 
 
 @pytest.mark.parametrize("probes", [1, 3])
@@ -442,6 +460,17 @@ def test_products_are_counted_as_the_cost_model_says():
         gramian.layer_products(see, x, depth=2)
     with pytest.raises(ValueError, match=r"depth: got None, .+ how many layers the obs"):
         gramian.layer_products(lambda x: see(x), x)
+
+
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+def test_observed_tokens_are_those_that_the_input_has(mode, as_users_run):
+    for position, got in ((5, "a number above 4"), (-1, "a number below zero")):
+        see = ObservedTokens(FLOW, GRID, jnp.array([0, position]))
+        with pytest.raises(RuntimeError, match=f"positions: got {got}, expected numbers from 0"):
+            observability_gramians(see, X, 0.5, mode)
+    for none in (jnp.zeros(0, int), jnp.array([0.0])):
+        with pytest.raises(ValueError, match="positions: got .*, expected at least one whole num"):
+            ObservedTokens(FLOW, GRID, none)
 
 
 @pytest.mark.slow

@@ -128,6 +128,17 @@ def test_a_shift_is_as_exact_as_is_asked_for():
     assert left() < 1e-9 < 1e-3 < left(tolerance=1e-2) < 2e-2
 
 
+def test_a_shift_of_single_precision_is_found():
+    """In closed form, where no residual is as small as the default tolerance."""
+    curvatures = np.geomspace(1, 1000, 20, dtype=np.float32)
+    start = jnp.zeros(20, jnp.float32)
+    shift = lim.training.parameter_shift(
+        lambda p: p @ (curvatures * p) / 2, jnp.sum, start, strength=0.1
+    )
+    assert shift.dtype == jnp.float32
+    np.testing.assert_allclose(shift, -0.1 / curvatures, rtol=1e-3)
+
+
 def test_the_bias_of_a_ratio_is_of_energies_in_two_examples_at_least():
     """Where one example alone has any, the batch without it has no density."""
     alone = jnp.zeros((3, SIZE)).at[1].set(1.0)

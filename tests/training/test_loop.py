@@ -104,6 +104,22 @@ def test_a_finished_run_is_extended(every, tmp_path):
         resumable(step, start, 5, run="sums", checkpoint=checkpoint)
 
 
+@pytest.mark.parametrize("stop", [2, 4])
+def test_a_step_of_ordinary_python_goes_on(stop, tmp_path):
+    """Also one that JAX cannot trace; a finished one gives its records again."""
+
+    def step(total, index):
+        grown = total * (1 + float(total))
+        return grown, {"before": total, "is_large": np.array(float(grown) > 10)}
+
+    start = jnp.array(1.0)
+    resumable(step, start, stop, run="growth", checkpoint=tmp_path / "run")
+    last, records = resumable(step, start, 4, run="growth", checkpoint=tmp_path / "run")
+    assert float(last) == 42 * 43
+    np.testing.assert_array_equal(records["before"], [1, 2, 6, 42])
+    np.testing.assert_array_equal(records["is_large"], [False, False, True, True])
+
+
 def archive(**changes):
     """A file with our header, as the documentation of the format says, and with changes in it."""
     header = {"format": "lim_jax run", "version": 1, "lim_jax": "9.9"} | changes

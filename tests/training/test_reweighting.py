@@ -87,6 +87,23 @@ def test_updates_have_unit_integral():
     )  # clipped first, then brought to unit mean
 
 
+def test_a_weight_of_zero_stays_zero_however_fast_it_would_grow():
+    """By symmetry the two others are alike, at any rate: also where e to the rate is infinite."""
+    weights, density = on_device(np.array([0.0, 1.5, 1.5]), np.array([0.0, 1.01, 1.01]))
+
+    @jax.jit
+    @partial(jax.jacfwd, has_aux=True)
+    def slope(rate):
+        after = reweight_positions(
+            weights, density, 1.0, lim.token_grid(3), rate=rate, smallest=0.0, largest=8.0
+        )
+        return after, after
+
+    change, after = slope(800.0)
+    np.testing.assert_allclose(after, [0, 1.5, 1.5], rtol=1e-12)
+    np.testing.assert_allclose(change, 0, atol=1e-12)
+
+
 def test_importance_weights_are_quotients_of_densities():
     """`eq:positional-importance-weight` of profiles that are not densities yet."""
     deployed = np.arange(7.0)
@@ -373,7 +390,7 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(
     place, index, every, at_once, tmp_path
 ):
     """While it measures or trains, in every round; and then once more, at the round after."""
-    options = {"checkpoint": tmp_path / "run", "every": every}
+    options = {"checkpoint": tmp_path / "run", "run": "noise", "every": every}
     for moment in ((place, index), (place, index + 1)):
         if moment[1] < UPDATES:
             with pytest.raises(Died):
@@ -397,6 +414,12 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     for name, value in others.items():
         with pytest.raises(ValueError, match="checkpoint: got .*of start .*expected one of start"):
             noisy_run(2, **options | {name: value})
+
+
+def test_a_checkpoint_needs_a_name_for_its_run(tmp_path):
+    with pytest.raises(ValueError, match="run: got none beside a checkpoint"):
+        noisy_run(2, checkpoint=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
@@ -424,7 +447,7 @@ def test_a_run_is_differentiated_and_mapped():
 
 def test_a_traced_run_has_no_checkpoint(tmp_path):
     def run(rate):
-        return noisy_run(2, rate=rate, checkpoint=tmp_path / "run").weights
+        return noisy_run(2, rate=rate, checkpoint=tmp_path / "run", run="noise").weights
 
     with pytest.raises(ValueError, match="checkpoint: .*traced"):
         jax.jit(run)(0.4)

@@ -185,13 +185,13 @@ def test_a_share_of_zero_is_finite_and_so_is_its_gradient():
     assert np.isfinite(gradient).all()
 
 
-def test_a_negative_target_has_no_cross_entropy():
-    halves = jnp.array([0.5, 0.5])
-    target = jnp.array([2.5, -0.5])
+@pytest.mark.parametrize("name", ["target", "density"])
+def test_what_is_negative_has_no_cross_entropy(name):
+    numbers = {"density": jnp.ones(2), "target": jnp.ones(2)} | {name: jnp.array([2.5, -0.5])}
     with pytest.raises(
-        Exception, match="target: got a number below zero, expected nothing below zero"
+        Exception, match=f"{name}: got a number below zero, expected nothing below zero"
     ):
-        jax.block_until_ready(cross_entropy_discrepancy(jnp.ones(2), target, halves))
+        jax.block_until_ready(cross_entropy_discrepancy(**numbers, weights=jnp.array([0.5, 0.5])))
 
 
 @pytest.mark.parametrize("discrepancy", [squared_discrepancy, cross_entropy_discrepancy])
