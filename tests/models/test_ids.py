@@ -340,8 +340,6 @@ def test_a_context_alone_is_measured_alone(model, calls):
 def test_batches_are_one_program_for_each_padded_length(model, calls, monkeypatch):
     """Full ones and the one that is filled up; other contexts of these lengths compile nothing."""
     monkeypatch.setattr(models.ids, "TOKENS_AT_ONCE", 64)  # four of 16, as in no other test
-    models.energies_of_ids(model, [window_of(20)])  # a first call compiles more, whatever it is of
-    calls.clear()
     for lengths, programs in ((range(5, 16), 1), (range(16, 2, -1), 0)):
         windows = [window_of(length) for length in lengths]
         with compilations() as compiled:

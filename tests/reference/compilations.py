@@ -4,10 +4,13 @@ from contextlib import contextmanager
 
 import jax
 
+from lim_jax._jit import _compiler_options
+
 
 @contextmanager
 def compilations():
     """Count what XLA compiles inside."""
+    _compiler_options()  # each process compiles once to learn which options there are
     seconds = []
 
     def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
