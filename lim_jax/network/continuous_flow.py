@@ -114,7 +114,7 @@ def linear_control(fields: PyTree, horizon: float = 1.0) -> InterpolatedControl:
     cure = "Make several with jax.vmap."
     require(holds, "fields", got=got, expected=expected, cure=cure)
     count = leaves[0].shape[0]
-    cure = "For the same field at all times take LayerwiseControl."
+    cure = "Take LayerwiseControl for the same field at all times."
     require(count > 1, "fields", got=f"{count}", expected="at least two to join", cure=cure)
     knots = jnp.linspace(0.0, horizon, count, dtype=leaves[0].dtype)
     return InterpolatedControl(diffrax.LinearInterpolation(knots, fields), horizon)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import (
@@ -67,7 +68,7 @@ class ObservedTokens(eqx.Module):
     ValueError
         If the positions are no whole numbers along one axis, or none.
     EquinoxRuntimeError
-        If (when called) the input has no such position.
+        If the grid has no such position; those that are traced are not compared with it.
 
     Examples
     --------
@@ -83,8 +84,10 @@ class ObservedTokens(eqx.Module):
     readout: Callable[[State, Grid], State] | None = None
 
     def __check_init__(self):
-        """Raise ValueError unless positions are a non-empty array of whole numbers."""
+        """Raise an error unless positions are whole numbers, and the grid's where known."""
         require_indices(self.positions, "positions")
+        if not isinstance(self.positions, Tracer):
+            guarded_positions(self.positions, self.grid.weights)
 
     def __call__(self, x: State) -> Float[Array, "depth observed"]:
         r"""Observe :math:`X_0, \dots, X_{M-1}` from the input `x`.
@@ -115,7 +118,7 @@ class ObservedTokens(eqx.Module):
             The features of the observed tokens, one after the other.
         """
         features = state if self.readout is None else self.readout(state, self.grid)
-        return features[guarded_positions(self.positions, state)].ravel()
+        return features[self.positions].ravel()
 
 
 @filter_jit
@@ -208,7 +211,7 @@ def require_observations(observations: Any, x: Any) -> tuple[int, int]:
     return observed.shape
 
 
-def guarded_positions(positions: Positions, x: State) -> Positions:
+def guarded_positions(positions: Positions, x: Float[Array, "length ..."]) -> Positions:
     """Return numbers of positions, whose use raises where x does not have them."""
     last = x.shape[0] - 1
     return error_if_got(
