@@ -141,7 +141,7 @@ def _recorded_by(step: Callable[[State, int], tuple[State, PyTree]], state: Stat
     """Return zeros like what the first step records, or its record where it cannot be traced."""
     try:
         _, record = eqx.filter_eval_shape(step, state, 0)
-    except Exception:  # an error that is not of tracing comes again
+    except TypeError:  # JAX's, of a step that asks for numbers; another comes again
         return step(state, 0)[1]
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), record)
 
