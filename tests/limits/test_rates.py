@@ -432,8 +432,9 @@ def test_adjoint_density_and_cone_mass_converge_in_depth():
         assert abs(study.order.value - 1) < 0.15 and study.claimed is None
         # The first of one's own references tells the error of the last.
         assert 1e-6 < study.reference_error < 1e-1
+    longer = linear_control(light_layers(3, width=3), 2.0)
     with pytest.raises(ValueError, match="references: got flows to 2, 1, expected two depth flows"):
-        studies(dataclasses.replace(flow, horizon=2.0), flow)
+        studies(dataclasses.replace(flow, control=longer, horizon=2.0), flow)
 
 
 @pytest.mark.slow
