@@ -27,7 +27,7 @@ Rows = Int[np.ndarray, "_ fields"]
 CONTEXTS = 5
 MULTIPLE = 16  # of the places of texts
 READ_AT_ONCE = 5  # readings of a prefix that are kept, as a path may take at different weights
-KEPT_IN_MEMORY = 1 << 29  # bytes that layers keep of one of these at most
+KEPT_IN_MEMORY = 1 << 30  # bytes that layers keep of one of these at most
 
 
 class Reading(NamedTuple):
