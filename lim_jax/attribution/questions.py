@@ -40,7 +40,13 @@ from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.documents import QUESTION, Document, named_documents, require_question
 from lim_jax.prompts.own_answers import ANSWERS, answer_ends, generate_answers, without_ends
-from lim_jax.prompts.prompt_files import Line, context_of_line, read_documents, spaced
+from lim_jax.prompts.prompt_files import (
+    Line,
+    context_of_line,
+    read_documents,
+    require_words,
+    spaced,
+)
 
 ANSWER_WITHOUT = "answer_without.jsonl"  # beside `own_answers.ANSWERS`
 SENTENCE = 16  # tokens of a sentence of an answer that is not known yet
@@ -343,13 +349,7 @@ def question_line(
     require_question(question)
     for text, name in ((answer, "answer"), (foil or None, "foil")):
         require_text("" if text is None else text, name)
-        require(
-            text is None or text.strip() != "",
-            name,
-            got=f"{text!r}",
-            expected="words",
-            cure="Leave it out for none, as of an answer that the model is to give itself.",
-        )
+        require_words(text, name)
     if isinstance(documents, str | Path):
         read = read_documents(documents)
     else:

@@ -67,8 +67,8 @@ def compare(
             measured = load_contexts(first, "first"), load_contexts(second, "second")
             sentences, rows, figures = _profiles(measured, names, folder)
             if len({*losses} - {None}) > 1:
-                other = " and ".join(f"--loss {loss}" for loss in losses)
-                sentences.append(f"They ask by {other}, so that influences have other units.")
+                asked = " and ".join(f"--loss {loss}" for loss in losses)
+                sentences.append(f"They ask by {asked}, so that influences have other units.")
         title = f"{names[1]} minus {names[0]}"
         print(f"== {title}: {sentences[0]} ==", *sentences[1:], text_table(rows), sep="\n")
         write_comparison(

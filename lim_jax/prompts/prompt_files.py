@@ -319,6 +319,50 @@ def _cut(encoded: EncodedText, data: Path, loss: LossName, max_length: int) -> l
 
 def _line(entry: Any, where: str, foil: str) -> Line:
     """Return the line that an entry of a file describes; raise ValueError if it describes none."""
+    _require_form(entry, where)
+    question = entry.get("question", "")
+    asks = "question" not in entry or bool(question.strip())
+    require(
+        asks,
+        where,
+        got=f"{question = }",
+        expected="a text that is not empty",
+        cure="Write the question.",
+    )
+    documents = _documents(entry["documents"], where) if "documents" in entry else ()
+    messages = entry.get("messages", ())
+    tools = entry.get("tools", [])
+    with _placing_errors(where):
+        if "messages" in entry:
+            require_messages(messages)
+        answer, foil = _as_they_follow(
+            entry.get("answer"), entry.get("foil", foil), question, messages
+        )
+    require(
+        isinstance(tools, list),
+        where,
+        got=f"tools = {_shown(tools)}"[:60],
+        expected="a list",
+        cure="Pass a list of schemas of functions.",
+    )
+    return Line(
+        where,
+        entry.get("text", entry.get("prompt", "")),
+        _spans(entry.get("spans", []), where),
+        documents,
+        question,
+        tuple(messages),
+        None,
+        answer,
+        foil,
+        "text" not in entry,
+        _id(entry, where),
+        tuple(tools),
+    )
+
+
+def _require_form(entry: Any, where: str) -> None:
+    """Raise ValueError unless an entry is of one kind, with names and texts of that kind alone."""
     keys = set(entry) if isinstance(entry, dict) else set()
     kinds = [kind for kind in KINDS if keys >= set(kind)]
     forms = (", ".join(f'"{name}": ...' for name in (*kind, *KINDS[kind][:1])) for kind in KINDS)
@@ -347,57 +391,29 @@ def _line(entry: Any, where: str, foil: str) -> Line:
             expected=f"{name} as a text",
             cure=CURE,
         )
-    question = entry.get("question", "")
-    answer = entry.get("answer")
-    foil = entry.get("foil", foil)
-    for name, text in (("answer", answer), ("foil", foil)):
-        require(
-            not text or bool(text.strip()),
-            where,
-            got=f"{name} = {text!r}"[:60],
-            expected="words",
-            cure="Leave it out for none, as of an answer that the model is to give itself.",
-        )
-    asks = "question" not in entry or bool(question.strip())
-    require(
-        asks,
-        where,
-        got=f"{question = }",
-        expected="a text that is not empty",
-        cure="Write the question.",
-    )
-    documents = _documents(entry["documents"], where) if "documents" in entry else ()
-    messages = entry.get("messages", ())
-    tools = entry.get("tools", [])
-    if "messages" in entry:
-        with _placing_errors(where):
-            require_messages(messages)
-    require(
-        isinstance(tools, list),
-        where,
-        got=f"tools = {_shown(tools)}"[:60],
-        expected="a list",
-        cure="Pass a list of schemas of functions.",
-    )
+
+
+def _as_they_follow(
+    answer: str | None, foil: str, question: str, messages: Sequence[Any]
+) -> tuple[str | None, str]:
+    """Return an answer and a foil as they follow a question or a chat; after a prompt as given."""
+    if not question and not messages:
+        return answer, foil
+    require_words(answer, "answer")
+    require_words(foil or None, "foil")
     if question:
-        answer = answer and spaced(answer)
-        foil = foil and spaced(foil)
-    elif messages:
-        answer = answer and answer.strip()
-        foil = foil.strip()
-    return Line(
-        where,
-        entry.get("text", entry.get("prompt", "")),
-        _spans(entry.get("spans", []), where),
-        documents,
-        question,
-        tuple(messages),
-        None,
-        answer,
-        foil,
-        "text" not in entry,
-        _id(entry, where),
-        tuple(tools),
+        return answer and spaced(answer), foil and spaced(foil)
+    return answer and answer.strip(), foil.strip()
+
+
+def require_words(text: str | None, name: str) -> None:
+    """Raise ValueError for an answer or a foil in which nothing is said; None is none."""
+    require(
+        text is None or text.strip() != "",
+        name,
+        got=f"{text!r}",
+        expected="words",
+        cure="Leave it out for none, as of an answer that the model is to give itself.",
     )
 
 

@@ -178,8 +178,14 @@ def test_a_line_ends_where_json_lines_do(tmp_path, letters):
         ('{"text": "abc", "spans": [[1, 1, "a"]]}', "line 2: got the span .*start < end"),
         ('{"text": "abc", "spans": [[0, 1]]}', "line 2: got the span"),
         ('{"text": "abc", "spans": [[0, 1, " "]]}', "line 2: got the span .*, with a name"),
-        ('{"prompt": "a", "answer": " \\n"}', "line 2: got answer = ' .n', expected words"),
-        ('{"prompt": "a", "answer": "b", "foil": " "}', "line 2: got foil = ' ', expected words"),
+        (
+            '{"documents": [{"text": "a"}], "question": "b", "answer": " \\n"}',
+            "line 2, answer: got ' .n', expected words",
+        ),
+        (
+            '{"messages": [{"role": "user", "content": "b"}], "answer": "c", "foil": " "}',
+            "line 2, foil: got ' ', expected words",
+        ),
         ('{"text": "abc", "spans": [[true, 2, "a"]]}', "line 2: got the span"),
         (
             '{"text": "abcdef"}',
@@ -347,6 +353,14 @@ def test_documents_of_a_folder_of_a_file_and_of_lines(tmp_path):
     assert read_documents(listed) == named
     (tmp_path / "listed.json").write_text('[{"title": "A", "text": "One."}, {"text": "Two."}]')
     assert read_documents(tmp_path / "listed.json") == named
+
+
+def test_white_space_is_an_answer_after_a_prompt_that_is_laid_out_by_hand(tmp_path):
+    """As the end of a line may be what a model is to say; it is warned of."""
+    data = lines(tmp_path, {"prompt": "a=1", "answer": "\n", "foil": " "})
+    with pytest.warns(UserWarning, match="ends in white space"):
+        (line,) = prompt_files.read_lines(data)
+    assert (line.answer, line.foil) == ("\n", " ")
 
 
 def test_endings_of_names_are_read_in_capitals_too(tmp_path):
