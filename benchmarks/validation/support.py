@@ -298,7 +298,8 @@ def judge_statistic(rows: Sequence[Row], name: str, below: Collection[str]) -> I
 
 def verdict_of(row: Row) -> str:
     """Return what `lim.ask` says of the answer of a row."""
-    return Support("", float(row["lost"]), float(row["given"])).verdict
+    log_odds, loss, given = (float(row[name]) for name in ("log odds", "lost", "given"))
+    return Support("", log_odds, loss, given).verdict
 
 
 def verdicts_by_group(rows: Sequence[Row]) -> dict[str, Counter[str]]:

@@ -19,6 +19,9 @@ SUPPORTED = 1.0
 UNSUPPORTED = 0.5
 LITTLE = 1.0
 AGAINST = 1.5
+# Tokens of lower log odds have one chance in thirty, or less. An answer of such tokens may become far
+# less likely still without a document, though none states it (`docs/study/trained_support.md`).
+UNLIKELY = -3.5
 PASSES = 1  # of the text without the document; the whole is read by most methods
 
 
@@ -32,6 +35,8 @@ class Support(NamedTuple):
     ----------
     name
         The document.
+    log_odds
+        The answer's log odds with all documents, on average over its tokens.
     loss
         By how much the answer's log odds fall where the document is taken out of the text.
     total_effect
@@ -45,6 +50,7 @@ class Support(NamedTuple):
     """
 
     name: str
+    log_odds: float
     loss: float
     total_effect: float | None
     loss_without_copies: float | None = None
@@ -54,32 +60,44 @@ class Support(NamedTuple):
     def verdict(self) -> Verdict:
         """Whether a document supports the answer: "supported", "unclear" or "unsupported".
 
-        Where two documents state it, it loses little without one, and they give it much together.
-        So it is never unsupported by a method that does not say what all documents give.
+        An answer that the model would hardly give is never supported. Where two documents state it,
+        it loses little without one, and they give it much together: so it is never unsupported by a
+        method that does not say what all documents give.
         """
         if max(self.loss, self.loss_without_copies or 0.0) >= SUPPORTED:
-            return "supported"
+            return "unclear" if self._is_unlikely else "supported"
         little = self.total_effect is not None and self.total_effect < LITTLE
         return "unsupported" if little and self.loss < UNSUPPORTED else "unclear"
 
     @property
     def finding(self) -> str:
-        """What the answer loses without the document, and what others do where that is little."""
+        """What the answer loses without the document, and why that supports no answer."""
         change = f"{'loses' if self.loss >= 0 else 'gains'} {abs(self.loss):.2f} of log odds"
         sentence = f"Without “{self.name}” in the text the answer {change}"
-        if self.verdict != "unsupported":
+        if self.verdict == "unsupported":
+            sentence += (
+                "; of a small model's answers that a document of one sentence states, nineteen in "
+                f"twenty lose {UNSUPPORTED} or more, or all documents together give them "
+                f"{LITTLE} or more"
+            )
+        if not self._is_unlikely:
             return f"{sentence}."
         return (
-            f"{sentence}; of a small model's answers that a document of one sentence states, "
-            f"nineteen in twenty lose {UNSUPPORTED} or more, or all documents together give them "
-            f"{LITTLE} or more."
+            f"{sentence}. The model would hardly give this answer: with all documents its log odds "
+            f"are {self.log_odds:+.2f} a token."
         )
+
+    @property
+    def _is_unlikely(self) -> bool:
+        """Whether the model would hardly give the answer, even with all documents."""
+        return self.log_odds < UNLIKELY
 
     def record(self) -> dict[str, Any]:
         """Return the verdict and what it rests on, as they stand in answer.json."""
         return {
             "verdict": self.verdict,
             "document": self.name,
+            "log_odds": self.log_odds,
             "loss": self.loss,
             "loss_without_copies": self.loss_without_copies,
             "answer_without": self.answer_without,
@@ -96,22 +114,29 @@ def support_of_answer(
 ) -> Support | None:
     """Take the document that scores most out of the text, and read that again.
 
-    `together` has that where all sets of documents were taken out. None of an answer beside a foil,
-    of which no thresholds were measured.
+    `loss` is minus the answer's log odds. `together` has the text without the document where all sets
+    of documents were taken out. None of an answer beside a foil, of which no thresholds were
+    measured.
     """
     if context.contrast is not None:
         return None
     effects = scores.total_effect
     total_effect = None if effects is None else float(effects.sum())
     if together is not None:
+        assert scores.losses is not None  # of a method that reads sets
         name = together.names[0]
         of_copies = [
             group.loss_without_all
             for group in together.groups
             if group.relation == "one suffices" and name in group.names
         ]
-        loss_without = float(together.losses[1])
-        return Support(name, loss_without, total_effect, max(of_copies, default=None))
+        return Support(
+            name,
+            log_odds=-float(scores.losses.sum()),
+            loss=float(together.losses[1]),
+            total_effect=total_effect,
+            loss_without_copies=max(of_copies, default=None),
+        )
     by_part = scores.by_part.sum(axis=0)
     name, *_ = most_telling(scores.parts, by_part, scores.documents.tolist())
     masks = masks_without_sets(scores.parts, [name])
@@ -119,5 +144,5 @@ def support_of_answer(
         masks = masks[1:]  # the whole was read
     answer = [whole_answer(context)]
     losses = losses_without(model, context, answer, scores.parts, masks, loss, run)[:, 0]
-    whole = losses[0] if scores.losses is None else scores.losses.sum()
-    return Support(name, float(losses[-1] - whole), total_effect)
+    whole = float(losses[0] if scores.losses is None else scores.losses.sum())
+    return Support(name, -whole, float(losses[-1]) - whole, total_effect)

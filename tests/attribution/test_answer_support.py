@@ -24,6 +24,7 @@ from lim_jax.prompts import own_answers
 FEW = support.UNSUPPORTED
 MANY = support.SUPPORTED
 LITTLE = support.LITTLE
+UNLIKELY = support.UNLIKELY
 
 
 @pytest.mark.parametrize(
@@ -39,22 +40,41 @@ LITTLE = support.LITTLE
         (MANY, None, "supported"),
     ],
 )
-def test_a_verdict_follows_from_two_numbers(loss, total_effect, verdict):
-    assert Support("guide", loss, total_effect).verdict == verdict
+def test_a_verdict_follows_from_what_the_answer_loses_and_is_given(loss, total_effect, verdict):
+    assert Support("guide", 1.25, loss, total_effect).verdict == verdict
 
 
 def test_a_copy_is_no_reason_to_doubt_an_answer():
     """It loses little without either, and much without both."""
-    assert Support("guide", 0.1, 0.2, MANY).verdict == "supported"
-    assert Support("guide", 0.1, 0.2, MANY - 0.01).verdict == "unsupported"
-    assert Support("guide", MANY, 0.2, 0.1).verdict == "supported"
+    assert Support("guide", 1.25, 0.1, 0.2, MANY).verdict == "supported"
+    assert Support("guide", 1.25, 0.1, 0.2, MANY - 0.01).verdict == "unsupported"
+    assert Support("guide", 1.25, MANY, 0.2, 0.1).verdict == "supported"
 
 
-def test_little_is_told_beside_what_supported_answers_lose():
-    assert Support("guide", 5.19, 4.93).finding == (
+def test_an_answer_that_the_model_would_hardly_give_is_not_said_to_be_supported():
+    """As a wrong answer that is forced on it, and becomes still less likely without a document."""
+    hardly = UNLIKELY - 0.01
+    assert Support("guide", UNLIKELY, 9.0, 9.0).verdict == "supported"
+    assert Support("guide", hardly, 9.0, 9.0).verdict == "unclear"
+    assert Support("guide", hardly, 0.1, 0.2, 9.0).verdict == "unclear"
+    assert Support("guide", hardly, 0.1, 0.2).verdict == "unsupported"
+
+
+def test_the_finding_says_why_an_answer_is_not_supported():
+    assert Support("guide", UNLIKELY, 5.19, 4.93).finding == (
         "Without “guide” in the text the answer loses 5.19 of log odds."
     )
-    assert Support("guide", -0.04, 0.06).finding == (
+    unlikely = Support("guide", -6.394, 2.0, 4.93)
+    reason = (
+        "The model would hardly give this answer: with all documents its log odds are -6.39 a "
+        "token."
+    )
+    assert unlikely.finding == (
+        f"Without “guide” in the text the answer loses 2.00 of log odds. {reason}"
+    )
+    little = unlikely._replace(loss=-0.04, total_effect=0.06).finding
+    assert little.endswith(f" or more. {reason}")
+    assert Support("guide", 0.5, -0.04, 0.06).finding == (
         "Without “guide” in the text the answer gains 0.04 of log odds; of a small model's answers "
         f"that a document of one sentence states, nineteen in twenty lose {FEW} or more, or all "
         f"documents together give them {LITTLE} or more."
@@ -116,8 +136,8 @@ def test_the_document_that_scores_most_is_taken_out_of_the_text():
     )
     assert read is not None and without_whole is not None
     assert read.name == "second" and read.total_effect == 0.75
-    np.testing.assert_allclose(read.loss, without - whole, rtol=1e-9)
-    np.testing.assert_allclose(without_whole.loss, without - 3, rtol=1e-9)
+    np.testing.assert_allclose([read.log_odds, read.loss], [-whole, without - whole], rtol=1e-9)
+    np.testing.assert_allclose([without_whole.log_odds, without_whole.loss], [-3, without - 3])
 
 
 @pytest.mark.parametrize(
@@ -142,7 +162,8 @@ def test_copies_of_the_document_that_scores_most_are_taken_out_with_it(
     monkeypatch.setattr(support, "losses_without", None)
     support_of_second = support_of_answer(model, CONTEXT, scores, LOSS, Run(), together)
     assert support_of_second is not None and support_of_second.name == "second"
-    assert support_of_second.loss == losses[1]
+    assert support_of_second.log_odds == -1.0 and support_of_second.loss == losses[1]
+    assert support_of_second.total_effect is None
     assert support_of_second.loss_without_copies == without_copies
 
 
@@ -167,13 +188,17 @@ def test_ask_says_whether_a_document_supports_the_answer(method):
     assert record == {
         "verdict": answered.support.verdict,
         "document": answered.parts[0].name,
+        "log_odds": answered.support.log_odds,
         "loss": answered.support.loss,
         "loss_without_copies": None,  # this method tells of no copies
         "answer_without": None,  # it was not the model's own
     }
-    told = answered.support._replace(loss_without_copies=1.5, answer_without="He").record()
+    told = answered.support._replace(
+        log_odds=-2.0, loss_without_copies=1.5, answer_without="He"
+    ).record()
     assert told == record | {
         "verdict": "supported",
+        "log_odds": -2.0,
         "loss_without_copies": 1.5,
         "answer_without": "He",
     }
@@ -195,7 +220,7 @@ def test_ask_says_whether_a_document_supports_the_answer(method):
 def test_what_is_answered_without_the_document_is_said_after_what_the_answer_loses(
     without, sentence
 ):
-    support = Support("guide", 2.0, 4.0)
+    support = Support("guide", 0.5, 2.0, 4.0)
     model = LanguageModel(byte_network(96, depth=1, seed=3))
     answered = lim.ask(model, "Who sang?", DOCUMENTS, answer="It")
     found = answered._replace(support=support._replace(answer_without=without)).finding
