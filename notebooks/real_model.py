@@ -149,7 +149,8 @@ strongest = np.argsort(-np.asarray(account.energy))[:8]
 for token in sorted(strongest):
     share = float(account.energy[token] / account.energy.sum())
     print(f"{token:4d}  {texts[token]!r:12}  {share:.1%} of this context's influence")
-lim.report.write_page("real_model.html", result, [account], [texts], title=f"{name}, margin")
+page = lim.report.influence_page(result, [account], [texts], title=f"{name}, margin")
+page.save("real_model.html")
 
 # %% [markdown]
 # ## Which document did the answer come from?

@@ -17,8 +17,7 @@ from lim_jax._atomic_files import whole_file, write_file
 from lim_jax._partial_runs import each_once, store
 from lim_jax.density import Influence
 from lim_jax.plots.figure_style import ShownFigure, save_figure
-from lim_jax.report.notebook import Page
-from lim_jax.report.page import write_comparison
+from lim_jax.report.html_page import Page
 from lim_jax.results.run_folder import run_folder
 from lim_jax.results.tables import write_json, write_table
 
@@ -40,9 +39,6 @@ WRITERS = {
     "state": lambda path: store(path, {"of": "a run"}, {}, np.ones(3)),
     "lines": lambda path: each_once({"a": lambda: 1}, path, {"of": "a run"}),
     "page": lambda path: Page("<p>").save(path),
-    "comparison": lambda path: write_comparison(
-        path, title="", sentences=["a"], rows=[["a"]], figures={}, pages=[]
-    ),
     "figure": lambda path: save_figure(ShownFigure(1, 1), path.parent, path.stem),
 }
 ENDS = {"figure": "png"}

@@ -38,9 +38,9 @@ WITHOUT = {
         llama_like profile_memory read_decoder sizes_of
     """,
     "Parts of figures, pages and sentences, given numbers of the library's own.": """
-        answer_page draw_densities legend_below line_style new_figure show simulation_convergence
-        simulation_influence_profiles simulation_observability_profiles
-        simulation_probe_errors write_page
+        answer_page draw_densities influence_page legend_below line_style new_figure show
+        simulation_convergence simulation_influence_profiles simulation_observability_profiles
+        simulation_probe_errors
     """,
     "The studies that the paper's own tables run, on fields of the library's own.": """
         attention_studies fourth_moment_studies cone_mass_study

@@ -199,7 +199,7 @@ assert not {"jax", "numpy"} & set(sys.modules)
 from lim_jax.plots import influence_profile
 lim.influence, lim.ResidualFlow, lim.split, lim.TransformerField
 print(*{"diffrax", "lineax", "optax"} & set(sys.modules))
-lim.report.write_page
+lim.report.influence_page
 assert "scipy.stats" not in sys.modules
 """
     done = run_python("-c", program, folder=ROOT)

@@ -19,8 +19,8 @@ SUPPORTED = 1.0
 UNSUPPORTED = 0.5
 LITTLE = 1.0
 AGAINST = 1.5
-# Tokens of lower log odds have one chance in thirty, or less. An answer of such tokens may become far
-# less likely still without a document, though none states it (`docs/study/trained_support.md`).
+# Tokens of lower log odds have one chance in thirty, or less. An answer of such tokens may become
+# far less likely still without a document, though none states it: `docs/study/trained_support.md`.
 UNLIKELY = -3.5
 PASSES = 1  # of the text without the document; the whole is read by most methods
 
@@ -114,8 +114,8 @@ def support_of_answer(
 ) -> Support | None:
     """Take the document that scores most out of the text, and read that again.
 
-    `loss` is minus the answer's log odds. `together` has the text without the document where all sets
-    of documents were taken out. None of an answer beside a foil, of which no thresholds were
+    `loss` is minus the answer's log odds. `together` has the text without the document, where all
+    sets of documents were taken out. None of an answer beside a foil, of which no thresholds were
     measured.
     """
     if context.contrast is not None:

@@ -12,7 +12,7 @@ from lim_jax._text_tables import text_table
 from lim_jax.attribution.answer_comparison import AnswerRecord, compare_answers, read_answers
 from lim_jax.attribution.files import load_contexts, write_compared_answers
 from lim_jax.cli.arguments import FirstFolder, Out, Overwrite, SecondFolder
-from lim_jax.report.page import write_comparison
+from lim_jax.report.page import comparison_page
 from lim_jax.results.comparison_tables import (
     by_position,
     cells,
@@ -71,14 +71,14 @@ def compare(
                 sentences.append(f"They ask by {asked}, so that influences have other units.")
         title = f"{names[1]} minus {names[0]}"
         print(f"== {title}: {sentences[0]} ==", *sentences[1:], text_table(rows), sep="\n")
-        write_comparison(
-            folder / "compare.html",
+        page = comparison_page(
             title=title,
             sentences=sentences,
             rows=rows,
             figures=figures,
             pages=list(zip(names, _pages(first, second), strict=False)),
         )
+        page.save(folder / "compare.html")
         written = "records.csv" if answers else "tables, figures"
         print(f"Wrote compare.json, {written} and compare.html to {folder}.")
     return 0

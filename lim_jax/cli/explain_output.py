@@ -132,8 +132,7 @@ def write_explained_page(
     accounts = accounts_of_contexts(
         network_and_loss.network, rows, weights, depth=result.depth, loss=network_and_loss.loss
     )
-    report.write_page(
-        out / "explanation.html",
+    page = report.influence_page(
         result.influence,
         accounts,
         [checkpoints.texts_of_ids(window, model.tokenizer) for window in rows],
@@ -144,4 +143,5 @@ def write_explained_page(
         spans=[context.spans for context in contexts],
         records=_records(batch.contexts, result),
     )
+    page.save(out / "explanation.html")
     print(f"Wrote explanation.html to {out}.")

@@ -312,8 +312,7 @@ def write_profile_page(
         [*context.tokens, checkpoints.texts_of_ids(context.window, model.tokenizer)[-1]]
         for context in contexts
     ]
-    report.write_page(
-        folder / "profile.html",
+    page = report.influence_page(
         result.influence,
         accounts,
         texts,
@@ -328,3 +327,4 @@ def write_profile_page(
         spans=[context.spans for context in contexts],
         by_place=[] if shuffled is None else two_way_cells(shuffled.effects, shuffled.names),
     )
+    page.save(folder / "profile.html")

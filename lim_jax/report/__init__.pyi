@@ -1,4 +1,5 @@
 from . import charts as charts
+from . import html_page as html_page
 from . import notebook as notebook
 from . import page as page
 from . import sentences as sentences
@@ -7,5 +8,5 @@ from . import sources as sources
 from . import token_cards as token_cards
 from . import wording as wording
 from .notebook import show as show
-from .page import write_page as write_page
+from .page import influence_page as influence_page
 from .sources import answer_page as answer_page

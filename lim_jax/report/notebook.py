@@ -1,49 +1,21 @@
 """The page from Python in one call: measured, and shown inline in a notebook."""
 
-import html
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from lim_jax._atomic_files import write_file
-from lim_jax._checks import AnyPath, as_path, require
+from lim_jax._checks import require
 from lim_jax.attribution.profile_run import accounts_of_contexts
 from lim_jax.checkpoints.text import texts_of_ids
 from lim_jax.density.adjoints import Loss
 from lim_jax.loss.query_weights import teacher_forcing
 from lim_jax.models.causal import CausalLM
 from lim_jax.models.ids import Windows
-from lim_jax.report.page import page_of, require_page_packages
+from lim_jax.report.html_page import Page
+from lim_jax.report.page import influence_page, require_page_packages
 from lim_jax.results.context_energies import pooled_influences
-
-HEIGHT = 760  # pixels of a notebook's frame
-
-
-class Page(NamedTuple):
-    """A page of HTML. A notebook shows it in a frame of its own: no style goes in or out."""
-
-    html: str
-
-    def __repr__(self) -> str:
-        """Say how large the page is, and how to see it."""
-        return f"a page of {len(self.html) / 1e6:.1f} MB: show it in a notebook, or save it"
-
-    def _repr_html_(self) -> str:
-        """Return the page in a frame of its own, for a notebook."""
-        page = html.escape(self.html, quote=True)
-        return (
-            f'<iframe title="Influence" srcdoc="{page}" sandbox="allow-scripts" '
-            f'style="width: 100%; height: {HEIGHT}px; border: 0"></iframe>'
-        )
-
-    def save(self, path: AnyPath) -> Path:
-        """Write the page to a file, and return the file's path."""
-        path = as_path(path)
-        write_file(path, self.html.encode())
-        return path
 
 
 def show(
@@ -119,4 +91,6 @@ def show(
     first = [int(np.flatnonzero(np.asarray(row))[0]) for row in weights]
     influence, rest = pooled_influences(energies, first, delta)
     texts = [texts_of_ids(window, tokenizer) for window in windows]
-    return Page(page_of(influence, accounts, texts, title=title, spans=spans, without_queries=rest))
+    return influence_page(
+        influence, accounts, texts, title=title, spans=spans, without_queries=rest
+    )

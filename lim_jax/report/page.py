@@ -12,17 +12,17 @@ from typing import Any
 import lazy_loader
 import numpy as np
 
-from lim_jax._atomic_files import write_file
-from lim_jax._checks import AnyPath, as_path, require, require_extra, require_kind, require_several
+from lim_jax._checks import require, require_extra, require_kind, require_several
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS
-from lim_jax.attribution.parts import IN_NO_PART, UNNAMED
+from lim_jax.attribution.parts import IN_NO_PART, UNNAMED, MeanShare
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS, TokenBreakdown
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.interpolation import carrying_shares
 from lim_jax.grid.partition import boundary_regions
 from lim_jax.report.charts import depth_chart, head_chart, profile_chart, share_chart
+from lim_jax.report.html_page import Page
 from lim_jax.report.sentences import influence_finding, parts_finding, records_finding
 from lim_jax.report.shades import COUNT, Shading, choose_shades, style
 from lim_jax.report.token_cards import (
@@ -46,49 +46,7 @@ HOP_COLOURS = ("var(--grey)", "var(--orange)", "var(--purple)", "var(--ink)")
 BINS = 48  # of the map over depth: what a screen can show
 
 
-def write_page(path: AnyPath, *contents: Any, **options: Any) -> Path:
-    """Write a page on a network's contexts: findings, named parts, text, profile, certificates.
-
-    Every token is shaded by the influence density of its own context, on one scale for all, and
-    tells of itself under the pointer or the keyboard's focus. Needs the extra ``report``.
-
-    Parameters
-    ----------
-    path
-        The file, which is overwritten; a folder that is missing is made.
-    *contents
-        Three: the influence over contexts, such as `Explanation.influence` or that of
-        `models.influence_of_ids`; the accounts of the contexts to be shown, of one network and
-        depth, by `explanations.account_of_context`; and for each of them the text of each id of its
-        window (`checkpoints.texts_of_ids`).
-    **options
-        The ``title`` of the page, which must be given, and the ``answer`` to it, if any; the first
-        sentences, ``findings``, by default of records and positions; what else there is ``about``
-        it, by name; the ``certificates`` and the influence ``without_queries``, as in an
-        `Explanation`; the ``names`` of the contexts, and how many were ``measured``; the ``spans``
-        of their named parts, each with a ``name`` and its ``positions``; the ``records``, what
-        parts of each name hold over all contexts; a table ``by_place`` of shares by document and
-        place, whose first row names the columns. All but the title may be left out.
-
-    Returns
-    -------
-    Path
-        The file that was written.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        Without the packages of the extra ``report``.
-    ValueError
-        If the influence, the accounts, the texts or the places of spans do not fit one another.
-    """
-    page = page_of(*contents, **options)
-    path = as_path(path)
-    write_file(path, page.encode())
-    return path
-
-
-def page_of(
+def influence_page(
     influence: Influence,
     accounts: Sequence[TokenBreakdown],
     texts: Sequence[Sequence[str]],
@@ -102,10 +60,65 @@ def page_of(
     names: Sequence[str] = (),
     measured: int | None = None,
     spans: Sequence[Sequence[Any]] = (),
-    records: Sequence[Any] = (),
+    records: Sequence[MeanShare] = (),
     by_place: Sequence[Sequence[str]] = (),
-) -> str:
-    """Return the HTML of the page that `write_page` writes."""
+) -> Page:
+    """Make a page on a network's contexts: findings, named parts, text, profile, certificates.
+
+    Every token is shaded by the influence density of its own context, on one scale for all, and
+    tells of itself under the pointer or the keyboard's focus. A notebook shows the page, and
+    ``.save("page.html")`` writes it. Needs the extra ``report``.
+
+    Parameters
+    ----------
+    influence
+        The influence over all contexts, such as `Explanation.influence`, or by
+        `models.influence_of_ids`.
+    accounts
+        The breakdowns by token of the contexts to show, all of one network and depth, by
+        `explanations.account_of_context`.
+    texts
+        The text of each id of these contexts' windows, by `checkpoints.texts_of_ids`.
+    title
+        The heading.
+    answer
+        The answer that stands under a heading which is a question. By default there is none.
+    findings
+        The first sentences. By default those on records and on positions.
+    about
+        Facts that the page shows, by name, such as the model's. By default it shows those of the
+        contexts alone.
+    certificates
+        Those that the page shows, such as `Explanation.certificates`. By default there are none.
+    without_queries
+        The influence of the tokens before those that the loss asks for, which gets a profile of
+        its own. By default there is none.
+    names
+        The names of the contexts shown. By default they are numbered.
+    measured
+        How many contexts were measured, where `influence` counts otherwise, as it does where
+        orders of documents were averaged. By default as many as it counts.
+    spans
+        The named parts of each context, such as documents: each has a ``name`` and its
+        ``positions``, counted from 0. By default there are none.
+    records
+        What parts of each name hold over all contexts. By default there are none.
+    by_place
+        A table of shares by document and place, whose first row names the columns. By default
+        there is none.
+
+    Returns
+    -------
+    Page
+        The page, one file that loads nothing.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Without the packages of the extra ``report``.
+    ValueError
+        If the accounts, the texts or the places of spans do not fit one another.
+    """
     require_page_packages()
     _require_fitting(influence, accounts, texts)
     shade = choose_shades(np.concatenate([context_density(account) for account in accounts]))
@@ -124,7 +137,7 @@ def page_of(
     ]
     charts = {f"profile-{n}": profile_chart(of) for n, of in enumerate(profiles.values())}
     maps, legends = _maps(accounts)
-    return template("page").render(
+    page = template("page").render(
         title=title,
         answer=answer,
         facts=_facts(influence, accounts, measured, about or {}),
@@ -149,6 +162,7 @@ def page_of(
         script=(HERE / "page.js").read_text(encoding="utf-8"),
         bundle=vl_convert.javascript_bundle(),
     )
+    return Page(page)
 
 
 def require_page_packages() -> None:
@@ -202,7 +216,7 @@ def _facts(
     }
 
 
-def _record_rows(records: Sequence[Any]) -> list[dict[str, Any]]:
+def _record_rows(records: Sequence[MeanShare]) -> list[dict[str, Any]]:
     """Return the row of each part over all contexts: the largest share first, the rest last."""
     rows = []
     for record in sorted(records, key=lambda record: (record.kind == UNNAMED, -record.share)):
@@ -286,16 +300,15 @@ def _bars(influence: Influence, accounts: Sequence[TokenBreakdown]) -> dict[str,
     }
 
 
-def write_comparison(
-    path: Path,
+def comparison_page(
     *,
     title: str,
     sentences: Sequence[str],
     rows: Sequence[Sequence[str]],
     figures: Mapping[str, Path],
     pages: Sequence[tuple[str, str]],
-) -> None:
-    """Write a page on two results: sentences, a table, SVG figures, and their own two pages."""
+) -> Page:
+    """Make a page on two results: sentences, a table, SVG figures, and their own two pages."""
     pictures = {
         caption: base64.b64encode(figure.read_bytes()).decode()
         for caption, figure in figures.items()
@@ -308,7 +321,7 @@ def write_comparison(
         pages=pages,
         style="".join((HERE / name).read_text("utf-8") for name in ("page.css", "compare.css")),
     )
-    write_file(path, page.encode())
+    return Page(page)
 
 
 def template(name: str) -> Any:

@@ -18,7 +18,7 @@ from lim_jax.attribution.token_text import UNKNOWN, group_tokens, in_text, reada
 from lim_jax.prompts import sentence_spans
 from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.documents import title_size
-from lim_jax.report.notebook import Page
+from lim_jax.report.html_page import Page
 from lim_jax.report.page import HERE, template
 
 MANY = 5  # documents stand in their own order up to so many

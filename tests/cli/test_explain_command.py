@@ -35,6 +35,7 @@ from lim_jax.network.recurrent import RecurrentMixer
 from lim_jax.probes import Estimate
 from lim_jax.prompts import own_answers
 from lim_jax.prompts.contexts import Context
+from lim_jax.report.html_page import Page
 
 
 class Reached(Exception):
@@ -303,11 +304,12 @@ def test_a_page_shows_the_first_contexts_token_by_token(monkeypatch, tmp_path):
         seen = bytes(window.tolist()), query_weights.tolist(), depth, loss
         return TokenBreakdown._make((*seen, np.ones((1, 3)), None))
 
-    def write_page(path, influence, accounts, texts, **options):
-        written.append((path, influence, accounts, texts, options))
+    def influence_page(influence, accounts, texts, **options):
+        written.append((influence, accounts, texts, options))
+        return Page("<p>the page</p>")
 
     monkeypatch.setattr(explanations, "account_of_context", account)
-    monkeypatch.setattr(report, "write_page", write_page)
+    monkeypatch.setattr(report, "influence_page", influence_page)
     network = byte_network(3, depth=3)
     model = models.LanguageModel(network)
     text = "a window's é, others".encode()
@@ -321,8 +323,8 @@ def test_a_page_shows_the_first_contexts_token_by_token(monkeypatch, tmp_path):
         **parts | {"depth": 2, "influence": influence, "token_energies": [np.ones(3)] * 7}
     )
     explain_output.write_explained_page(explanation, asked, read, model, "Why?", tmp_path)
-    ((path, shown, accounts, texts, options),) = written
-    assert path == tmp_path / "explanation.html" and shown is influence
+    ((shown, accounts, texts, options),) = written
+    assert (tmp_path / "explanation.html").read_text() == "<p>the page</p>" and shown is influence
     assert options.pop("names") == [f"context {number}" for number in range(5)]
     assert options == {
         "title": "Why?",

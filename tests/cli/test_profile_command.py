@@ -23,6 +23,7 @@ from lim_jax.attribution.methods import leave_one_out
 from lim_jax.cli import profile_command
 from lim_jax.cli.commands import main
 from lim_jax.prompts import own_answers
+from lim_jax.report.html_page import Page
 from lim_jax.results.tables import FILES
 
 GENERATOR = np.random.default_rng(3)
@@ -595,15 +596,19 @@ def test_a_page_shows_the_first_contexts(folder, data, tmp_path, undrawn, monkey
         return measure(network, windows, **options)
 
     monkeypatch.setattr(models, "energies_of_ids", counting)
-    monkeypatch.setattr(
-        report, "write_page", lambda path, *a, **k: written.update(all=(path, a, k))
-    )
+
+    def influence_page(*shown, **options):
+        written.update(all=(shown, options))
+        return Page("<p>the page</p>")
+
+    monkeypatch.setattr(report, "influence_page", influence_page)
     monkeypatch.setattr(profile_command, "SHOWN", 2)
     out = tmp_path / "out"
     arguments = [str(folder), "--data", str(data), "--loss", "margin", "--html", "--out", str(out)]
     assert main(["profile", *arguments]) == 0
-    path, (influence, accounts, texts), options = written["all"]
-    assert path == out / "profile.html" and int(influence.count) == 4 and len(accounts) == 2
+    (influence, accounts, texts), options = written["all"]
+    assert (out / "profile.html").read_text() == "<p>the page</p>"
+    assert int(influence.count) == 4 and len(accounts) == 2
     assert len(measured) == 2  # the two that are not shown
     assert options["title"] == f"What does {folder.name} use of data.jsonl?"
     assert options["measured"] == 4 and options["names"] == ["context 0", "context 1"]

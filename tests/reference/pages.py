@@ -9,6 +9,7 @@ import numpy as np
 
 import lim_jax as lim
 from lim_jax.adjoint.certificate import Certificate, Inequality, Premise
+from lim_jax.attribution.parts import MeanShare
 from lim_jax.explanations.account import TokenBreakdown
 
 
@@ -17,19 +18,6 @@ class Span(NamedTuple):
 
     name: str
     positions: np.ndarray
-
-
-class Held(NamedTuple):
-    """What parts of one name hold over all contexts."""
-
-    name: str
-    kind: str
-    share: float
-    error: float
-    of_tokens: float
-    contexts: int
-    texts: int
-    most: str
 
 
 LAYERS = 3
@@ -67,9 +55,9 @@ SPANS = (
     (),
 )
 RECORDS = (
-    Held("last", "part", 0.25, np.inf, 0.125, 1, 1, "“é” 9 %"),
-    Held("<b>first</b>", "part", 0.5, 0.1, 0.375, 3, 2, "“<i>” 8 %"),
-    Held("", "rest", 0.75, 0.0, 0.5, 3, 3, "“a” 7 %"),
+    MeanShare("last", "part", 0.25, np.inf, 1, 0.125, 1, 1, "“é” 9 %"),
+    MeanShare("<b>first</b>", "part", 0.5, 0.1, 3, 0.375, 3, 2, "“<i>” 8 %"),
+    MeanShare("", "rest", 0.75, 0.0, 4, 0.5, 3, 3, "“a” 7 %"),
 )
 # One question with markup, and how many contexts were measured in all.
 NAMES = ("“Who <b>sings</b>?”", "id 7, order 1")
@@ -124,8 +112,8 @@ def written(folder, **options):
         "records": RECORDS,
         "by_place": BY_PLACE,
     }
-    page = folder / "page.html"
-    return lim.report.write_page(page, influence(), accounts(), TEXTS, **defaults | options)
+    page = lim.report.influence_page(influence(), accounts(), TEXTS, **defaults | options)
+    return page.save(folder / "page.html")
 
 
 VOID = {"meta", "link", "img", "br", "input", "hr"}

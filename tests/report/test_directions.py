@@ -10,7 +10,7 @@ from lim_jax.attribution.method import scores_by_token
 from lim_jax.attribution.segments import answer_segments, document_segments
 from lim_jax.attribution.together import Together
 from lim_jax.prompts import Document, document_prompt, tokenize_context
-from lim_jax.report.page import write_comparison, write_page
+from lim_jax.report.page import comparison_page, influence_page
 from lim_jax.report.sources import sources_page
 
 DOCUMENTS = [
@@ -41,7 +41,8 @@ def comparison(path):
     head = ["", "first", NAME, "difference", "error"]
     rows = [head, ["density middle, queries left out", "-0.02284", "0.01088", "0.03372", "0.05326"]]
     about = {"title": f"{NAME} minus first", "sentences": SAID, "rows": rows}
-    write_comparison(path, **about, figures={"a": figure}, pages=[("first", answer()), (NAME, "b")])
+    theirs = [("first", answer()), (NAME, "b")]
+    comparison_page(**about, figures={"a": figure}, pages=theirs).save(path)
 
 
 def test_a_title_stands_once_and_is_no_sentence_of_its_document():
@@ -238,8 +239,8 @@ def test_the_tokens_of_a_profile_run_from_their_own_side(tab, tmp_path):
         ("يفتح", " السوق", " يوم", "،", "\n", "A", " b", "é", "市", "نعم"),
         ("a", "b", "c", "d"),
     )
-    path = tmp_path / "page.html"
-    write_page(path, pages.influence(), pages.accounts(), texts, title="متى؟")
+    page = influence_page(pages.influence(), pages.accounts(), texts, title="متى؟")
+    path = page.save(tmp_path / "page.html")
     look(tab, path, 380)
     lefts = tab.value(
         "[...document.querySelectorAll('.token')].map(one => one.getBoundingClientRect().left)"

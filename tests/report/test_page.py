@@ -16,7 +16,7 @@ import lim_jax as lim
 from lim_jax.explanations.account import HOPS, TokenBreakdown
 from lim_jax.report import page as page_module
 from lim_jax.report import shades, wording
-from lim_jax.report.page import page_of
+from lim_jax.report.page import influence_page
 from lim_jax.report.token_cards import blocks_of
 
 
@@ -93,7 +93,7 @@ def test_tokens_of_one_character_are_one_with_their_influence_together(tmp_path)
         jax.device_put(energies), lim.boundary_regions(lim.token_grid(6), 0.25)
     )
     spans = [pages.Span("bird", np.array([0, 1, 2, 3]))]
-    page = page_of(influence, [account], [text], title="", spans=[spans], answer="b")
+    page = influence_page(influence, [account], [text], title="", spans=[spans], answer="b").html
     read = Read(page)
     shown = [token["text"] for token in read.all("span", "token")]
     assert shown == ["a", "\U0001f426", "b", "\ufffd"] and "∅" not in page.split("<script")[0]
@@ -339,13 +339,12 @@ def test_named_parts_are_blocks_with_their_shares_and_tokens(read):
         blocks_of(account, pages.TEXTS[0], [beyond], shades.choose_shades(np.asarray(shares)))
 
 
-def test_one_context_says_once_that_it_has_no_error(tmp_path):
+def test_one_context_says_once_that_it_has_no_error():
     regions = pages.influence().regions
     one = lim.Influence.from_energies(jax.device_put(pages.energies()[:1]), regions)
     account = pages.accounts()[:1]
     text = pages.TEXTS[:1]
-    page = lim.report.write_page(tmp_path / "page.html", one, account, text, title="one")
-    written = page.read_text(encoding="utf-8")
+    written = lim.report.influence_page(one, account, text, title="one").html
     assert written.count("One context has no error") == 1 and "two standard errors" not in written
     assert written.count("One context has no standard error, and so no band.") == 1
     assert not re.search(r"\binf\b", written.split("<script")[0])
@@ -410,7 +409,7 @@ def test_a_call_from_python_shows_every_context_from_the_depth_that_is_asked():
 
 
 @pytest.mark.slow
-def test_a_page_of_long_contexts_and_many_layers_stays_below_two_megabytes(tmp_path):
+def test_a_page_of_long_contexts_and_many_layers_stays_below_two_megabytes():
     """Vega takes 0.9 of them, and a token some 150 bytes."""
     drawn = np.random.default_rng(0)
     length = 512
@@ -426,10 +425,9 @@ def test_a_page_of_long_contexts_and_many_layers_stays_below_two_megabytes(tmp_p
         jax.device_put(energies), lim.boundary_regions(lim.token_grid(length), 0.2)
     )
     four = [account] * 4
-    page = lim.report.write_page(
-        tmp_path / "page.html", influence, four, [[" word"] * (length + 1)] * 4, title="long"
-    )
-    assert 0.9e6 < page.stat().st_size < 2e6
+    texts = [[" word"] * (length + 1)] * 4
+    page = lim.report.influence_page(influence, four, texts, title="long")
+    assert 0.9e6 < len(page.html.encode()) < 2e6
 
 
 def luminance(colour):
@@ -477,10 +475,9 @@ def test_shades_are_ordered_for_every_eye_and_bear_readable_text(scale):
     ],
 )
 @pytest.mark.usefixtures("as_users_run")
-def test_what_does_not_belong_on_one_page_is_refused(tmp_path, accounts, texts, message):
+def test_what_does_not_belong_on_one_page_is_refused(accounts, texts, message):
     with pytest.raises(ValueError, match=message):
-        lim.report.write_page(tmp_path / "page.html", pages.influence(), accounts, texts, title="")
-    assert list(tmp_path.iterdir()) == []
+        lim.report.influence_page(pages.influence(), accounts, texts, title="")
 
 
 def test_without_its_packages_the_extra_is_named(tmp_path, monkeypatch):

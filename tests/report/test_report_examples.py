@@ -8,7 +8,7 @@ import numpy as np
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.density import Influence
 from lim_jax.grid import boundary_regions, token_grid
-from lim_jax.report.notebook import Page
+from lim_jax.report.html_page import Page
 from lim_jax.report.sentences import (
     certificate_lines,
     influence_finding,
