@@ -18,8 +18,6 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any, NamedTuple
 
-import equinox as eqx
-import jax
 import numpy as np
 from jaxtyping import Float
 from tqdm import tqdm
@@ -32,7 +30,7 @@ from benchmarks.validation.prose import sentences_of
 from lim_jax._digest import digest
 from lim_jax._partial_runs import each_once
 from lim_jax.attribution.support import LITTLE, SUPPORTED, UNSUPPORTED, Support
-from lim_jax.models import CausalLM, LanguageModel
+from lim_jax.models import LanguageModel
 from lim_jax.prompts import Document
 
 KINDS = ("facts", "keys", "prose")
@@ -184,11 +182,6 @@ def holds(texts: str, answer: str, question: str) -> bool:
     return 2 * sum(states(texts, word) for word in own) > len(own)
 
 
-@eqx.filter_jit
-def _loss(network: CausalLM, window: Any, weights: Any) -> Any:
-    return CausalLM.margin_loss(network, *network.example(window, weights))
-
-
 def row_of(
     model: LanguageModel, kind: str, seed: int, condition: str, asked: str
 ) -> dict[str, Any]:
@@ -203,8 +196,6 @@ def row_of(
     scores = sorted(
         (part.score for part in answered.parts if part.kind == "document"), reverse=True
     )
-    context = answered.context
-    log_odds = -float(_loss(model.network, *jax.device_put((context.window, context.weights))))
     supported = ("evidence" in statements and states(answered.text, question.right)) or (
         "contradiction" in statements and states(answered.text, question.wrong)
     )
@@ -220,14 +211,14 @@ def row_of(
         "text": answered.text,
         "supported": int(supported),
         "held": int(supported or holds(texts, answered.text, question.text)),
-        "tokens": int(np.count_nonzero(context.weights)),
+        "tokens": int(np.count_nonzero(answered.context.weights)),
         "lost": support.loss,
         "given": given,
         "largest": scores[0],
         "beside the rest": scores[0] - scores[1],
         "least": scores[-1],
-        "log odds": log_odds,
-        "without documents": log_odds - given,
+        "log odds": support.log_odds,
+        "without documents": support.log_odds - given,
     }
 
 
