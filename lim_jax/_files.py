@@ -17,6 +17,13 @@ BYTES = 4  # of a letter, at most
 ZERO = "\0"  # in no text, and in much that is none
 KINDS = "a text in UTF-8, or in UTF-16 with its mark, or a PDF or .docx"
 CURE = "Save it as one of these, or take it away."
+# Another encoding is what most texts that are not read have.
+ENCODE = (
+    "Save it as one of these: a text of another encoding as UTF-8, an old .doc as .docx; or take "
+    "it away."
+)
+REPAIR = "Save it anew, without a password, or as a text; or take it away."
+MARKED_UP = {".htm": "HTML", ".html": "HTML", ".rtf": "RTF", ".xhtml": "HTML"}
 RECORD = "run.json"  # stands in each folder that a command of ours wrote
 HIDDEN = (".", "~$")  # how names begin; the second where a word processor has a file open
 
@@ -45,8 +52,17 @@ def _is_record(file: Path) -> bool:
 def text_of_file(file: Path, name: str, most: int | None = None) -> str:
     """Return the text of a user's file, with line feeds as line ends; errors name `name`.
 
-    One of more letters than `most` is refused, by its size before it is read.
+    One of more letters than `most` is refused, by its size before it is read; and HTML or RTF,
+    whose tags are no text.
     """
+    markup = MARKED_UP.get(file.suffix.lower())
+    require(
+        markup is None,
+        name,
+        got=f"{file}, which is {markup}",
+        expected=KINDS,
+        cure="Save its text without tags, or call it .txt if the tags are what is asked about.",
+    )
     try:
         size = file.stat().st_size
         pages = file.suffix.lower() in (".pdf", ".docx")  # pictures may make most of it
@@ -83,10 +99,10 @@ def decoded(content: bytes, file: Path, name: str) -> str:
     text = ""
     try:
         text = content.decode(encoding).removeprefix("\ufeff")
-        wrong = f"character {text.index(ZERO)} is zero" if ZERO in text else ""
+        wrong = f"character {text.index(ZERO) + 1} is zero" if ZERO in text else ""
     except UnicodeDecodeError as error:
-        wrong = f"byte {error.start} is not of {encoding.upper()}"
-    require(not wrong, name, got=f"{file}, whose {wrong}", expected=KINDS, cure=CURE)
+        wrong = f"byte {error.start + 1} is not of {encoding.upper()}"
+    require(not wrong, name, got=f"{file}, whose {wrong}", expected=KINDS, cure=ENCODE)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -100,8 +116,8 @@ def _extract(file: Path, name: str, package: str) -> str:
             text = _read_docx(file)
     except Exception as error:  # whatever the package meets in what is broken or locked
         raise Refusal(
-            f"{name}: got {file}, which {package} cannot read ({error}), expected a document "
-            f"without a password. {CURE}"
+            f"{name}: got {file}, which {package} cannot read ({error}), expected a whole "
+            f"document without a password. {REPAIR}"
         ) from error
     require(
         bool(text.strip()),

@@ -12,8 +12,8 @@
 # Which of them does it find, and which does its loss depend on? A minute on two cores with
 # SmolLM2-135M.
 #
-# `LIM_JAX_MODEL` names a folder of weights as they are published, or a GGUF file: of SmolLM2,
-# Llama, Mistral, Qwen, GPT-2 or GPT-NeoX. Without it a random network of bytes stands in: it finds
+# `LIM_JAX_MODEL` names a folder of weights as they are published, or a GGUF file, of any
+# family that `lim.models.load` reads. Without it a random network of bytes stands in: it finds
 # nothing, but shows the way.
 
 # %%

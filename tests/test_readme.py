@@ -19,8 +19,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 def write_small_network(folder):
     """What the README's example reads, random, and prompts of its words."""
-    network = folder / "SmolLM2-135M-Instruct"
-    network.mkdir()
+    network = folder / "HuggingFaceTB" / "SmolLM2-135M-Instruct"
+    network.mkdir(parents=True)
     publishers.write(network, publishers.CONFIGS["llama"])
     words = {f"w{index}": index for index in range(publishers.WORDS)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))

@@ -135,10 +135,21 @@ def _kind_of_scores(answer: AnswerRecord) -> str:
 
 
 def read_answers(first: Path, second: Path) -> list[AnswerRecord]:
-    """Read the answers that `ask` wrote to two folders; return none unless both have one."""
+    """Read the answers that `ask` wrote to two folders; return none where neither has one.
+
+    Raise ValueError where one of them alone has an answer.
+    """
     files = {"first": first / ANSWER, "second": second / ANSWER}
-    there = all(file.is_file() for file in files.values())
-    return [_read(file, name) for name, file in files.items()] if there else []
+    without = [name for name, file in files.items() if not file.is_file()]
+    for name in without:
+        require(
+            len(without) == 2,
+            name,
+            got=f"{files[name].parent}, which has no {ANSWER}, as the other folder has",
+            expected="two folders of lim-jax ask, or two of lim-jax profile",
+            cure="Pass two folders of one command.",
+        )
+    return [] if without else [_read(file, name) for name, file in files.items()]
 
 
 def _read(file: Path, name: str) -> AnswerRecord:

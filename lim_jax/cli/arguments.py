@@ -1,12 +1,13 @@
 """Arguments that several commands take."""
 
-from typing import Annotated, Literal
+from collections.abc import Iterable
+from typing import Annotated, Literal, get_args
 
 import tyro
 
 from lim_jax._checks import AnyPath
 from lim_jax.attribution.methods.method_table import METHODS, MethodName
-from lim_jax.models.loss_kinds import LOSSES, LossName
+from lim_jax.models.loss_kinds import LOSSES, LossName, OnePassLoss
 
 # On the command line either is a path.
 Documents = Annotated[AnyPath, tyro.conf.arg(metavar="DOCUMENTS")]
@@ -20,12 +21,19 @@ WEIGHTS = (
     "HuggingFaceTB/SmolLM2-135M-Instruct; with its tokenizer."
 )
 Model = Annotated[AnyPath, tyro.conf.arg(metavar="MODEL", help=WEIGHTS)]
-KINDS = "; ".join(f"{name}, {kind.words}" for name, kind in LOSSES.items())
-LOSS_HELP = (
-    f"What is asked: {KINDS}. The influence on log odds does not fade where the model is sure. "
-    "Where a loss asks for an answer, and a line has none, the model's own is asked."
-)
-Loss = Annotated[LossName, tyro.conf.arg(help=LOSS_HELP)]
+
+
+def loss_help(names: Iterable[str]) -> str:
+    """Say what each of these losses asks."""
+    kinds = "; ".join(f"{name}, {LOSSES[name].words}" for name in names)
+    return (
+        f"What is asked: {kinds}. The influence on log odds does not fade where the model is sure. "
+        "Where a loss asks for an answer, and a line has none, the model's own is asked."
+    )
+
+
+Loss = Annotated[LossName, tyro.conf.arg(help=loss_help(LOSSES))]
+ExplainedLoss = Annotated[OnePassLoss, tyro.conf.arg(help=loss_help(get_args(OnePassLoss)))]
 WORDS = "; ".join(f"{name}, {method.words}" for name, method in METHODS.items())
 HOW = (
     "How parts are scored, by default by mask-path where that takes seconds, else by "

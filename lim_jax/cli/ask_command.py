@@ -64,8 +64,8 @@ def ask(
 
     Args:
         question: As the model is asked.
-        documents: A folder of texts, one document each; or a file of JSON lines, each with "text"
-            and maybe "title"; or one text.
+        documents: A folder of texts, PDFs or .docx, one document each; or one of these; or JSON
+            lines (a file named .jsonl), each with "text" and maybe "title".
         passes: About how many times the method informed, which is then the default, may read the
             whole context: by default 24. The more, the smaller are the errors of its scores; from
             20 on, and two more for each further part of the answer, it also says which documents

@@ -31,7 +31,7 @@ from lim_jax.cli.arguments import (
     Compute,
     Data,
     Download,
-    Loss,
+    ExplainedLoss,
     Memory,
     Model,
     Out,
@@ -44,7 +44,7 @@ from lim_jax.explanations.certificates import Judged
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import Regions, boundary_regions
 from lim_jax.models import CausalLM, LanguageModel
-from lim_jax.models.loss_kinds import LossName, loss_kind
+from lim_jax.models.loss_kinds import LossName
 from lim_jax.probes import Estimate
 from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.prompt_files import read_prompts
@@ -59,7 +59,7 @@ ANSWER = 32  # the most tokens of an answer that the model gives itself
 def explain(
     model: tyro.conf.Positional[Model],
     data: Data,
-    loss: Loss = "next-token",
+    loss: ExplainedLoss = "next-token",
     max_length: int = 512,
     contexts: int | None = None,
     delta: float = 0.2,
@@ -115,7 +115,7 @@ def explain(
     seed = as_int(seed, "seed", least=0, most=2**32 - 1)
     choice_key, explanation_key = jax.random.split(jax.random.key(seed))
     with run_folder(out, "explain", arguments, overwrite=overwrite) as folder, jax.enable_x64(True):
-        _require_options(loss, max_length, delta, html)
+        _require_options(max_length, delta, html)
         most = MOST if contexts is None else as_int(contexts, "contexts")
         unfinished = folder / UNFINISHED
         opened = open_model(model, download, compute)
@@ -213,21 +213,12 @@ def _write_explanation(
         )
 
 
-def _require_options(loss: LossName, max_length: int, delta: float, html: bool) -> None:
-    """Raise early unless the regions fit, the loss takes one pass, and a page's packages exist."""
+def _require_options(max_length: int, delta: float, html: bool) -> None:
+    """Raise early unless the regions fit, and a page's packages exist."""
     as_int(max_length, "max_length")
     boundary_regions(token_grid(max_length), delta)
     if html:
         require_page_packages()
-    require(
-        loss_kind(loss).one_pass,
-        "loss",
-        got=loss,
-        expected="a loss of one pass",
-        cure=(
-            "Take a loss of one pass, such as answer: an explanation is of a single forward pass."
-        ),
-    )
 
 
 def _require_within(

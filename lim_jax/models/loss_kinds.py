@@ -12,7 +12,8 @@ from lim_jax.models.causal import CausalLM, LossOfLogits
 from lim_jax.models.foils import contrast_loss
 
 AnswerMask = Bool[np.ndarray, " length"]
-LossName = Literal["next-token", "answer", "margin", "last-token", "own-margin", "contrast"]
+OnePassLoss = Literal["next-token", "answer", "margin", "last-token", "own-margin"]
+LossName = Literal[OnePassLoss, "contrast"]
 
 
 class LossKind(NamedTuple):

@@ -156,7 +156,7 @@ def read_documents(path: AnyPath) -> tuple[Document, ...]:
         os.path.isfile(path),
         "documents",
         got=f"{path}, which is no file and no folder",
-        expected="a folder of texts, a text, or a .json or .jsonl file of documents",
+        expected="a folder of texts, PDFs or .docx, one of these, or a .json or .jsonl file",
         cure="Check the path.",
     )
     if path.suffix.lower() in (".json", ".jsonl"):
@@ -464,7 +464,7 @@ def spaced(answer: str) -> str:
 def _documents(entries: Any, where: str) -> tuple[Document, ...]:
     """Return the documents of a file's entries; raise ValueError unless each has a text."""
     expected = 'a list of {"title": "...", "text": "..."}, at least one; the title may be left out'
-    cure = "Write both as texts, and no other entries."
+    cure = 'Write a "text", and no entry but these two, both as texts.'
     listed = entries if isinstance(entries, list) else []
     require(bool(listed), where, got=f"documents = {_shown(entries)}", expected=expected, cure=cure)
     for number, entry in enumerate(listed, 1):

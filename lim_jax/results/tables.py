@@ -22,7 +22,11 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "order": (NUMBER, "the order in which its documents stand, from 0"),
     "id": (TEXT, "the line's own, or what tells its text from others"),
     "name": (TEXT, "of a part: a document's title or number, a span's name, `question`"),
-    "kind": (TEXT, "`document`, `question`, `message` or `part`; `rest` is what is in no part"),
+    "kind": (
+        TEXT,
+        "of `ask` `document`, `question` or `message`; of `profile` and `explain` `part`, whatever "
+        "has a name; `rest` is what is in no part",
+    ),
     "document": (TEXT, "the document's title, or its number in the line"),
     "place": (NUMBER, "where a document stands among the others, from 1"),
     "share": (SHARE, "of a context's whole influence, on average"),

@@ -131,6 +131,7 @@ def test_too_few_passes_leave_the_mask_gradient_alone(score, model):
     assert scores.note == (
         "Scores are those of the mask gradient alone: 6 passes leave no texts beside it, 7 would."
     )
+    assert score(1).note.startswith("Scores are those of the mask gradient alone: 1 pass leaves no")
     assert score(7).errors is not None and not score(7).note
 
 

@@ -264,6 +264,11 @@ def test_answers_that_have_nothing_to_compare_are_refused(second, message):
 
 
 def test_answers_are_read_where_both_folders_have_one(tmp_path):
+    """Where one alone has, the two are of different commands."""
+    profile = tmp_path / "profile"
+    profile.mkdir()
+    assert read_answers(profile, profile) == []
     (tmp_path / "answer.json").write_text("{}")
-    assert read_answers(tmp_path, tmp_path / "none") == []
-    assert read_answers(tmp_path / "none", tmp_path) == []
+    for folders, name in (((tmp_path, profile), "second"), ((profile, tmp_path), "first")):
+        with pytest.raises(ValueError, match=f"{name}: got .*profile, which has no answer.json"):
+            read_answers(*folders)

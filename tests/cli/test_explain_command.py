@@ -620,7 +620,6 @@ def test_the_dear_numbers_are_foretold_by_their_operations():
         (("nowhere",), "model: got nowhere, which is not there"),
         (("weights", "--max-length", "0"), "max_length: got 0"),
         (("weights", "--contexts", "0"), "contexts: got 0"),
-        (("weights", "--loss", "contrast"), "loss: got contrast, expected a loss of one pass"),
         (("weights", "--depth", "4"), "depth: got 4, expected a layer's depth"),
         (("weights", "--seed", "-1"), "seed: got -1"),
         (("weights", "--seed", f"{2**32}"), f"seed: got {2**32}"),

@@ -244,7 +244,7 @@ def test_files_without_what_is_asked_are_refused(tmp_path, letters):
     with pytest.raises(ValueError, match="data: got 1 tokens in .*at least two"):
         read_contexts(text, letters, "next-token", 4)
     (tmp_path / "latin").write_bytes("abcé".encode("latin-1"))
-    with pytest.raises(ValueError, match="data: got .*latin, whose byte 3 is not of UTF-8, exp"):
+    with pytest.raises(ValueError, match="data: got .*latin, whose byte 4 is not of UTF-8, exp"):
         read_contexts(tmp_path / "latin", letters, "next-token", 4)
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(ValueError, match="data: got .*in which nothing stands"):
@@ -454,21 +454,35 @@ def test_a_pdf_and_a_word_document_are_read(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="got .*a.pdf, in which there is no text.*recognises text"):
         read_documents(tmp_path)
     (tmp_path / "b.docx").write_text("no archive")
-    with pytest.raises(ValueError, match="documents: got .*b.docx, which docx cannot read"):
+    with pytest.raises(
+        ValueError, match="documents: got .*b.docx, which docx cannot read.*Save it anew"
+    ):
         read_documents(tmp_path / "b.docx")
     monkeypatch.setitem(sys.modules, "pypdf", None)  # as if it were not installed
     with pytest.raises(ModuleNotFoundError, match=r"pypdf: .*lim_jax\[documents\]"):
         read_documents(tmp_path / "a.pdf")
 
 
+@pytest.mark.parametrize(("ending", "kind"), [(".html", "HTML"), (".HTM", "HTML"), (".rtf", "RTF")])
+def test_a_text_with_tags_is_refused(ending, kind, tmp_path):
+    """As a saved page of the web: its tags would be scored as its words are."""
+    (tmp_path / "a.txt").write_text("<p>Wrens sing.</p>")
+    assert read_documents(tmp_path)[0].text == "<p>Wrens sing.</p>", "as it is called a text"
+    (tmp_path / f"b{ending}").write_text("<p>Wrens sing.</p>")
+    with pytest.raises(
+        ValueError, match=f"b{ending}, which is {kind}, .*Save its text without tags"
+    ):
+        read_documents(tmp_path)
+
+
 @pytest.mark.parametrize(
     "content, message",
     [
-        (b"caf\xe9", "whose byte 3 is not of UTF-8, expected a text in UTF-8, or in UTF-16"),
-        (codecs.BOM_UTF8 + b"a\xff", "whose byte 4 is not of UTF-8"),
-        (codecs.BOM_UTF16_LE + b"a\x00\x00\xd8", "whose byte 4 is not of UTF-16"),
-        ("ab".encode("utf-16-le"), "whose character 1 is zero"),
-        (b"\x89PNG\r\n\x1a\n\x00", "whose byte 0 is not of UTF-8.*Save it .* or take it away"),
+        (b"caf\xe9", "whose byte 4 is not of UTF-8, expected a text in UTF-8, or in UTF-16"),
+        (codecs.BOM_UTF8 + b"a\xff", "whose byte 5 is not of UTF-8"),
+        (codecs.BOM_UTF16_LE + b"a\x00\x00\xd8", "whose byte 5 is not of UTF-16"),
+        ("ab".encode("utf-16-le"), "whose character 2 is zero"),
+        (b"\x89PNG\r\n\x1a\n\x00", "whose byte 1 is not of UTF-8.*as UTF-8, .* take it away"),
     ],
 )
 def test_what_is_no_text_is_named_with_its_place(content, message, tmp_path):

@@ -77,7 +77,7 @@ def test_a_template_that_is_broken_is_told_of(tmp_path):
     options(tmp_path)
     (tmp_path / "chat_template.jinja").write_bytes(b"a\xff")
     with pytest.raises(
-        ValueError, match="chat template: got .*jinja, whose byte 1 is not of UTF-8"
+        ValueError, match="chat template: got .*jinja, whose byte 2 is not of UTF-8"
     ):
         find_chat_template(tmp_path, {})
 

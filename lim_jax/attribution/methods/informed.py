@@ -91,10 +91,8 @@ def leaves_sets(passes: int, answer: int) -> bool:
 def _note(passes: int, answer: int) -> str:
     """Say that scores are those of the mask gradient, and how many passes would add texts."""
     enough = mask_gradient.METHOD.cost(0, answer).total + LEAST_TEXTS // 2
-    return (
-        f"Scores are those of the mask gradient alone: {passes} passes leave no texts beside it, "
-        f"{enough} would."
-    )
+    few = "1 pass leaves" if passes == 1 else f"{passes} passes leave"
+    return f"Scores are those of the mask gradient alone: {few} no texts beside it, {enough} would."
 
 
 def cost(passes: int, answer: int) -> Cost:
