@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from lim_jax._checks import as_nonnegative, error_if_not_finite, require_floats, require_scalar
 from lim_jax.grid.integrals import require_profile
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
-from lim_jax.training.estimators import SIZES, Places
+from lim_jax.training.estimators import MEASURE, Places
 
 PerPosition = Float[Array, " length"]
 Discrepancy = Callable[[Places, Any, Places], Scalar]
@@ -154,7 +154,7 @@ def cross_entropy_discrepancy(
     weights = _weights_of_places(density, target, weights)
     target = as_nonnegative(jnp.asarray(target, density.dtype), "target", "Pass a density.")
     if not isinstance(density, Tracer):
-        density = as_nonnegative(density, "density", SIZES)
+        density = as_nonnegative(density, "density", MEASURE)
     return -weights @ (target * jnp.log(density + FLOOR))
 
 
@@ -176,4 +176,4 @@ def _weights_of_places(density: Any, target: Any, weights: Any) -> Places:
             error_if_not_finite(value, name)
     if isinstance(weights, Tracer):
         return weights  # in a penalty's program: of the grid, or of pools that were looked at
-    return as_nonnegative(weights, "weights", SIZES)
+    return as_nonnegative(weights, "weights", MEASURE)

@@ -1,11 +1,13 @@
 """Estimators of the influence density from the adjoints of a batch.
 
 A density is balanced over *places*: every position of the grid, or *pools* of positions such as
-records and regions. Places have a measure, the positions' weights or the pools' sizes.
+records and regions. Places have a measure: the positions' weights, or the pools' shares of the
+weight of all pools.
 """
 
 from collections.abc import Callable
 from functools import partial, update_wrapper
+from inspect import signature
 from numbers import Real
 from typing import Any
 
@@ -28,7 +30,7 @@ Places = Float[Array, " places"]
 Energies = Float[Array, "examples places"]
 Statistic = Float[Array, "*groups places"]
 Pools = Float[Array, "pools length"]
-SIZES = "Pass the sizes of the positions: grid.weights, or those of pools."
+MEASURE = "Pass the measure of each place: grid.weights, or the pools' shares."
 
 
 def as_memory(memory: Any, previous: Any) -> Any:
@@ -76,8 +78,11 @@ class Estimator:
     def __init__(self, statistic: Callable[..., Statistic], density: Callable[..., Places]):
         require_callable(statistic, "statistic", "statistic(energies, weights, epsilon)")
         require_callable(density, "density", "density(statistic, weights, epsilon)")
-        self.statistic, self.density = statistic, density
+        self.statistic = statistic
+        self.density = density
         update_wrapper(self, density)
+        # It is called with the energies of a batch, not with the statistic as `density` is.
+        self.__signature__ = signature(self.__call__)
 
     def __call__(self, energies: Energies, weights: Places, *, epsilon: Scalar | float) -> Places:
         r"""Estimate the density of a batch.
@@ -88,7 +93,7 @@ class Estimator:
             Every example's energy at every place, of shape ``(examples, places)``, nowhere
             negative.
         weights
-            The measure of each place, nowhere negative: ``grid.weights``, or the pools' sizes.
+            The measure of each place, nowhere negative: ``grid.weights``, or the pools' shares.
         epsilon
             :math:`\epsilon_{inf} \ge 0`, added to the total energy so that it does not vanish.
 
@@ -98,11 +103,11 @@ class Estimator:
             The density at each place, of shape ``(places,)``.
         """
         require_floats(energies, "energies", "examples places", "Pass one row for each example.")
-        cure = "Pass one for each column of the energies: grid.weights, or the pools' sizes."
+        cure = "Pass one for each column of the energies: grid.weights, or the pools' shares."
         require_floats(weights, "weights", "places", cure, places=energies.shape[1])
         require_scalar(epsilon, "epsilon")
         epsilon = as_nonnegative(epsilon, "epsilon")
-        weights = as_nonnegative(weights, "weights", SIZES)
+        weights = as_nonnegative(weights, "weights", MEASURE)
         energies = as_nonnegative(
             energies, "energies", "Pass squares of adjoints, such as Influence.example_energies."
         )
@@ -118,26 +123,27 @@ class Estimator:
         return memory * previous + (1 - memory) * statistic
 
 
+# What these docstrings document is the call of an `Estimator`, not the function that they stand in.
 @partial(Estimator, lambda energies, weights, epsilon: energies.mean(axis=0))
-def balanced_density(mean: Places, weights: Places, epsilon: Scalar | float) -> Places:
+def balanced_density(mean: Places, weights: Places, epsilon: Scalar | float) -> Places:  # noqa: D417
     r"""Estimate the density as Algorithm 1 does, :math:`\hat m = \hat I/(\hat Z + \epsilon_{inf})`.
 
-    A ratio of means, whose bias is
+    An `Estimator`, the default of a `Penalty`. Its statistic is the mean :math:`\hat I` of the
+    energies over examples. A ratio of means has the bias
     :math:`[m\,\mathrm{Var}\hat Z - \mathrm{Cov}(\hat I, \hat Z)]/Z^2` to first order, which
     `ratio_bias` estimates.
 
-    An `Estimator`, to be called as ``balanced_density(energies, weights, epsilon=)`` with every
-    example's energy at every position or pool: an array of shape ``(examples, places)``, nowhere
-    negative. Its statistic is their mean. The default of a `Penalty`.
-
     Parameters
     ----------
-    mean
-        The mean :math:`\hat I` of the energies over examples, of shape ``(places,)``.
+    energies
+        Every example's energy at every place, of shape ``(examples, places)``, nowhere negative.
+        A place is a position or a pool of positions.
     weights
-        The measure of every place, nowhere negative: ``grid.weights``, or the pools' sizes.
+        The measure of each place, of shape ``(places,)``, nowhere negative: ``grid.weights``, or
+        the pools' shares.
     epsilon
-        :math:`\epsilon_{inf} \ge 0`, added to the total :math:`\hat Z` so that it does not vanish.
+        :math:`\epsilon_{inf} \ge 0`, added to the total :math:`\hat Z` so that it does not vanish;
+        by keyword.
 
     Returns
     -------
@@ -175,7 +181,7 @@ def _means_of_halves(energies: Energies, weights: Places, epsilon: Scalar | floa
 
 
 @partial(Estimator, _means_of_halves)
-def crossed_density(
+def crossed_density(  # noqa: D417
     halves: Float[Array, "2 places"], weights: Places, epsilon: Scalar | float
 ) -> Places:
     r"""Estimate the density with independent denominators: each half over the other's total.
@@ -183,26 +189,27 @@ def crossed_density(
     .. math:: \hat m = \frac12\left(\frac{\hat I^{(a)}}{\hat Z^{(b)} + \epsilon_{inf}}
               + \frac{\hat I^{(b)}}{\hat Z^{(a)} + \epsilon_{inf}}\right)
 
-    of the mean energies :math:`\hat I` and totals :math:`\hat Z` of two halves of a batch, one of
+    of the mean energies :math:`\hat I` and totals :math:`\hat Z` of two halves of a batch: one of
     the cures that the paper's remark after Algorithm 1 names. Its expectation is that of a half's
     :math:`m\,Z\,\mathbb E[1/\hat Z]` exactly: too large by the same factor at every place, which is
     :math:`\mathrm{Var}\hat Z/Z^2` of half a batch to first order. That is less than
     `balanced_density` has where the examples' totals vary little and their profiles much, and more
     where the totals vary alone, of which the plain ratio has no bias: ask `ratio_bias`.
 
-    An `Estimator`, to be called as ``crossed_density(energies, weights, epsilon=)`` with every
-    example's energy at every position or pool, an array of shape ``(examples, places)``: at least
-    two examples, in an order that says nothing of them. Its statistic is the means of two halves.
+    An `Estimator`. Its statistic is the mean energies of the first and of the second half of the
+    examples, of shape ``(2, places)``; the second half of an odd number has one more.
 
     Parameters
     ----------
-    halves
-        The mean energies of the first and of the second half of the examples, of shape
-        ``(2, places)``. Of an odd number the second half has one more.
+    energies
+        Every example's energy at every place, of shape ``(examples, places)``, nowhere negative:
+        at least two examples, in an order that says nothing of them. A place is a position or a
+        pool of positions.
     weights
-        The size of every place, nowhere negative: ``grid.weights``, or those of pools.
+        The measure of each place, of shape ``(places,)``, nowhere negative: ``grid.weights``, or
+        the pools' shares.
     epsilon
-        :math:`\epsilon_{inf} \ge 0`, added to the totals so that they do not vanish.
+        :math:`\epsilon_{inf} \ge 0`, added to the totals so that they do not vanish; by keyword.
 
     Returns
     -------
