@@ -102,7 +102,7 @@ def squared_discrepancy(
     >>> float(squared_discrepancy(jnp.array([0.5, 1.5]), 1.0, halves))
     0.125
     """
-    weights = _weights_of_places(density, target, weights)
+    weights = _checked_weights(density, target, weights)
     return weights @ (density - target) ** 2 / 2
 
 
@@ -151,17 +151,18 @@ def cross_entropy_discrepancy(
     >>> bool(jnp.allclose(cross_entropy_discrepancy(evidence, evidence, halves), -jnp.log(2.0)))
     True
     """
-    weights = _weights_of_places(density, target, weights)
+    weights = _checked_weights(density, target, weights)
     target = as_nonnegative(jnp.asarray(target, density.dtype), "target", "Pass a density.")
     if not isinstance(density, Tracer):
-        density = as_nonnegative(density, "density", MEASURE)
+        cure = "Pass a density of energies: squares of adjoints over their total."
+        density = as_nonnegative(density, "density", cure)
     return -weights @ (target * jnp.log(density + FLOOR))
 
 
-def _weights_of_places(density: Any, target: Any, weights: Any) -> Places:
-    """Return the weights; raise unless all fit the places, are finite and weights not negative.
+def _checked_weights(density: Any, target: Any, weights: Any) -> Places:
+    """Return the weights; raise unless density, target and weights fit one another and are finite.
 
-    Of numbers that are traced, as in a penalty's program, only the sizes are looked at.
+    Only the shapes of traced arrays are checked, as in a penalty's program.
     """
     cure = "Pass one number for each position or pool."
     require_floats(density, "density", "places", cure)
@@ -173,7 +174,7 @@ def _weights_of_places(density: Any, target: Any, weights: Any) -> Places:
     values = {"density": density, "target": jnp.asarray(target), "weights": weights}
     for name, value in values.items():
         if not isinstance(value, Tracer):
-            error_if_not_finite(value, name)
+            error_if_not_finite(value, name)  # raises at once: the value is known
     if isinstance(weights, Tracer):
-        return weights  # in a penalty's program: of the grid, or of pools that were looked at
+        return weights  # the grid's, or shares that `pooled_energies` checks
     return as_nonnegative(weights, "weights", MEASURE)

@@ -185,12 +185,13 @@ def test_a_share_of_zero_is_finite_and_so_is_its_gradient():
     assert np.isfinite(gradient).all()
 
 
-@pytest.mark.parametrize("name", ["target", "density"])
-def test_what_is_negative_has_no_cross_entropy(name):
+@pytest.mark.parametrize(
+    "name, cure", [("target", "Pass a density."), ("density", "Pass a density of energies: ")]
+)
+def test_what_is_negative_has_no_cross_entropy(name, cure):
     numbers = {"density": jnp.ones(2), "target": jnp.ones(2)} | {name: jnp.array([2.5, -0.5])}
-    with pytest.raises(
-        Exception, match=f"{name}: got a number below zero, expected nothing below zero"
-    ):
+    message = f"{name}: got a number below zero, expected nothing below zero. {cure}"
+    with pytest.raises(Exception, match=message):
         jax.block_until_ready(cross_entropy_discrepancy(**numbers, weights=jnp.array([0.5, 0.5])))
 
 
