@@ -104,7 +104,7 @@ class Penalty(eqx.Module):
         require_kind(self.estimate, Estimator, "estimate", cure)
         require_callable(self.discrepancy, "discrepancy", "discrepancy(density, target, weights)")
 
-    def _on(self, grid: Grid) -> "Penalty":
+    def _checked(self, grid: Grid) -> "Penalty":
         """Return the same penalty; raise unless its numbers are finite and fit the grid."""
         require_grid(grid)
         axis_sizes = {"length": grid.size}
@@ -122,19 +122,24 @@ class Penalty(eqx.Module):
         epsilon = as_finite_nonnegative(self.epsilon, "epsilon")
         return error_if_not_finite(replace(self, epsilon=epsilon), "target, pools")
 
-    def _on_energies(
+    def _batch_discrepancy(
         self, energies: Energies, weights: Places, average: tuple[Statistic, Scalar] | None
     ) -> tuple[Scalar, Statistic]:
-        """Return a batch's discrepancy, and the statistic that its density is made from."""
+        """Return a batch's discrepancy, and the statistic that its density is made from.
+
+        `average` is the previous average of the statistic, and its share in the new one.
+        """
         if jnp.ndim(self.target) == 2:
-            return self._on_each_example(energies, weights)
+            return self._example_discrepancies(energies, weights)
         statistic = self.estimate.statistic(energies, weights, self.epsilon)
         if average is not None:
             statistic = self.estimate.averaged(statistic, *average)
         density = self.estimate.density(statistic, weights, self.epsilon)
         return self.discrepancy(density, self.target, weights), statistic
 
-    def _on_each_example(self, energies: Energies, weights: Places) -> tuple[Scalar, Statistic]:
+    def _example_discrepancies(
+        self, energies: Energies, weights: Places
+    ) -> tuple[Scalar, Statistic]:
         """Return the examples' mean discrepancy, each from its own target, and their statistics."""
         targets: Any = self.target
         got = f"densities of {len(targets)} examples"
@@ -142,11 +147,11 @@ class Penalty(eqx.Module):
         cure = "Pass one row for each example."
         require(len(targets) == len(energies), "target", got=got, expected=expected, cure=cure)
 
-        def on_example(energy: Places, target: Places) -> tuple[Scalar, Statistic]:
+        def example_discrepancy(energy: Places, target: Places) -> tuple[Scalar, Statistic]:
             """Compute the discrepancy of one example from its own target."""
-            return replace(self, target=target)._on_energies(energy[None], weights, None)
+            return replace(self, target=target)._batch_discrepancy(energy[None], weights, None)
 
-        penalties, statistics = jax.vmap(on_example)(energies, targets)
+        penalties, statistics = jax.vmap(example_discrepancy)(energies, targets)
         return penalties.mean(), statistics
 
 
@@ -195,7 +200,7 @@ def influence_penalty(
     """
     # No share of the risk: yet a batch of NaN is refused where no gradient depends on it.
     options = _penalty_options(penalty, grid, share=0.0, strength=1.0)
-    return _value(_RiskAndPenalty(grid), loss, params, batch, grid, options)
+    return _evaluate(_WeightedSum(grid), loss, params, batch, grid, options)
 
 
 def balanced_objective(
@@ -258,7 +263,7 @@ def balanced_objective(
     True
     """
     options = _penalty_options(penalty, grid, share=1.0, strength=as_finite(strength, "strength"))
-    return _value(_RiskAndPenalty(grid), loss, params, batch, grid, options)
+    return _evaluate(_WeightedSum(grid), loss, params, batch, grid, options)
 
 
 def constrained_objective(
@@ -336,7 +341,7 @@ def constrained_objective(
     multiplier = as_finite_nonnegative(multiplier, "multiplier")
     constraint = {"limit": as_finite(limit, "limit"), "multiplier": multiplier}
     options = _penalty_options(penalty, grid, stiffness=stiffness, **constraint)
-    return _value(_Lagrangian(grid), loss, params, batch, grid, options)
+    return _evaluate(_AugmentedLagrangian(grid), loss, params, batch, grid, options)
 
 
 def raised_multiplier(
@@ -499,18 +504,16 @@ def risk_and_penalty(
             cure="Leave `previous` out.",
         )
         options["average"] = error_if_not_finite(previous, "previous"), memory
-    return separate_gradients(
-        _RiskAndPenalty(grid), loss, params, batch, grid, options, has_aux=True
-    )
+    return separate_gradients(_WeightedSum(grid), loss, params, batch, grid, options, has_aux=True)
 
 
 def _penalty_options(penalty: Penalty, grid: Grid, **weights: Scalar | float) -> dict[str, Any]:
     """Return the options of an objective with this penalty on the grid and these weights."""
     require_kind(penalty, Penalty, "penalty", "Make one: Penalty(target=1.0).")
-    return {"penalty": penalty._on(grid), "average": None} | weights
+    return {"penalty": penalty._checked(grid), "average": None} | weights
 
 
-def _value(
+def _evaluate(
     functional: Functional,
     loss: Loss,
     params: PyTree,
@@ -518,11 +521,11 @@ def _value(
     grid: Grid,
     options: dict[str, Any],
 ) -> Scalar:
-    """Return a function of losses and adjoints without its auxiliary result."""
+    """Return the value of a functional of losses and adjoints, to be differentiated."""
     return functional_of_adjoints(functional, loss, params, batch, grid, options, has_aux=True)[0]
 
 
-class _RiskAndPenalty(eqx.Module):
+class _WeightedSum(eqx.Module):
     """The weighted sum of risk and discrepancy as a function of losses and adjoints."""
 
     grid: Grid
@@ -536,7 +539,7 @@ class _RiskAndPenalty(eqx.Module):
         return options["share"] * losses.mean() + options["strength"] * value, statistic
 
 
-class _Lagrangian(eqx.Module):
+class _AugmentedLagrangian(eqx.Module):
     """The augmented Lagrangian of a constraint as a function of losses and adjoints."""
 
     grid: Grid
@@ -567,4 +570,4 @@ def _discrepancy(
     energies = (adjoints**2).sum(axis=2)
     if penalty.pools is not None:
         energies, weights = pooled_energies(energies, penalty.pools)
-    return penalty._on_energies(energies, weights, options["average"])
+    return penalty._batch_discrepancy(energies, weights, options["average"])

@@ -44,6 +44,11 @@ def as_memory(memory: Any, previous: Any) -> Any:
     return memory
 
 
+def moving_average(previous: Array, new: Array, memory: Scalar | float) -> Array:
+    """Return the next average, in which the previous one has the share `memory`."""
+    return memory * previous + (1 - memory) * new
+
+
 class Estimator:
     """A way to estimate a density from a batch: ``estimate(energies, weights, epsilon=)``.
 
@@ -120,7 +125,7 @@ class Estimator:
         fits = previous.shape in ((), statistic.shape)
         got = f"shape {previous.shape}"
         require(fits, "previous", got=got, expected=expected, cure=cure)
-        return memory * previous + (1 - memory) * statistic
+        return moving_average(previous, statistic, memory)
 
 
 # What these docstrings document is the call of an `Estimator`, not the function that they stand in.

@@ -23,7 +23,7 @@ from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 from lim_jax.observability.gramian import Positions, Steps, layer_steps
 from lim_jax.observability.trace_estimates import probed_observability
 from lim_jax.probes import Probes
-from lim_jax.training.estimators import as_memory
+from lim_jax.training.estimators import as_memory, moving_average
 from lim_jax.training.mixed_derivative import Adjoints, Losses, functional_of_adjoints
 
 PerPosition = Float[Array, " length"]
@@ -258,7 +258,7 @@ def observability_objective(
     traces = jax.vmap(traces_of)(x).mean(axis=0)
     if previous is not None:
         previous = error_if_not_finite(jax.lax.stop_gradient(previous), "previous")
-        traces = memory * previous + (1 - memory) * traces
+        traces = moving_average(previous, traces, memory)
     risk = _finite_risk(loss, params, batch)
     traces = error_if_not_finite(traces, "traces")
     if positions is None and weights is None:
@@ -374,7 +374,7 @@ def injected_objective(
 
     draws = injected.shape[1]
     noise = (scale[None, None, :, None] * injected).reshape(-1, depth, observed)
-    options = (strength, *((0.0, 0.0) if previous is None else (previous, memory)))
+    options = (strength, 0.0 if previous is None else previous, memory)
     options = jax.tree.map(lambda leaf: jnp.asarray(leaf, x.dtype), options)
     penalty, traces = functional_of_adjoints(
         _TraceBalance(grid),
@@ -431,5 +431,5 @@ class _TraceBalance(eqx.Module):
         strength, previous, memory = options
         # The samples are Euclidean, the adjoints densities.
         traces = self.grid.weights**2 * (adjoints**2).sum(axis=2).mean(axis=0)
-        traces = memory * previous + (1 - memory) * traces
+        traces = moving_average(previous, traces, memory)
         return strength / 2 * _trace_variance(traces, self.grid), traces
