@@ -33,6 +33,7 @@ class GatedDelta(RecurrentMixer):
 
     write: Float[Weight, "heads width"] = eqx.field(kw_only=True)
     largest_write: float = eqx.field(static=True, default=1.0, kw_only=True)
+    sharded_axes: ClassVar[Mapping[str, int]] = {**RecurrentMixer.sharded_axes, "write": -2}
 
     def transform_key(self, key: Array) -> Array:
         """Return keys of length one."""

@@ -8,6 +8,9 @@ v_j`, an integral over the prefix where :math:`\Delta` is a length of context. L
 (Qin et al., 2024) is the same with :math:`\Delta = 1`, :math:`D = 0` and no convolutions.
 """
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -27,6 +30,7 @@ class Mamba2(RecurrentMixer):
     rate_limits: tuple[float, float] = eqx.field(
         static=True, default=(0.0, float("inf")), kw_only=True
     )
+    sharded_axes: ClassVar[Mapping[str, int]] = {**RecurrentMixer.sharded_axes, "skip": -1}
 
     def decays_and_writes(self, normed: State) -> tuple[Array, Array]:
         """Return the logarithms of decays, and the rates that multiply what is writes."""

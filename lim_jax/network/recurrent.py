@@ -68,15 +68,42 @@ class Chunk(NamedTuple):
 
 
 class RecurrentMixer(eqx.Module):
-    r"""Heads that read states: the fields that `GatedDelta` and `Mamba2` have in common.
+    r"""Pre-normed heads that read states: what `GatedDelta` and `Mamba2` have in common.
 
-    Matrices stand as in `multihead.CausalAttention`; queries and keys are of groups of heads.
-    Queries, keys and values are rows of matrices, convolved by taps, the own one last, if there are
-    any, through `activation`. `rate` and `rate_bias` give each head's
-    :math:`\Delta_j = \mathrm{softplus}(\langle w, \mathrm{LN}(c)_j\rangle + b)`, without them 1;
-    `log_decay` is the logarithm of :math:`a` in its decay :math:`e^{-a\Delta_j}`; in checkpoints
-    ``dt`` or ``a``, ``dt_bias`` and ``A_log``. The gate's images through `gate_activation` multiply
-    what heads read.
+    A subclass gives decays and writes, and where it has them maps of keys and queries and a skip.
+
+    Attributes
+    ----------
+    norm
+        A map of one token before the matrices.
+    query, key
+        One matrix for each group of heads, which share its queries and keys.
+    value, gate, output
+        One matrix for each head: to its values, to the factors of what it reads, and back to the
+        width.
+    query_bias, key_bias, value_bias, gate_bias, output_bias
+        Added after the respective matrix, or None.
+    query_taps, key_taps, value_taps
+        Taps of a causal convolution of every feature, a token's own one last; None for none.
+    query_tap_bias, key_tap_bias, value_tap_bias
+        Added after the convolution, or None.
+    activation, gate_activation
+        Elementwise maps of the convolved queries, keys and values, and of the gates.
+    rate, rate_bias
+        w and b of each head's :math:`\Delta_j = \mathrm{softplus}(\langle w,
+        \mathrm{LN}(c)_j\rangle + b)`; None for :math:`\Delta_j = 1`. In checkpoints ``dt`` or
+        ``a``, and ``dt_bias``.
+    log_decay
+        The logarithm of a in each head's decay :math:`e^{-a\Delta_j}`; ``A_log`` in checkpoints.
+    head_norm
+        A norm of what heads read, or None.
+    norm_before_gate
+        Whether that norm comes before the gates or after them.
+    sharded_axes
+        The axis of each array, that of heads or of groups of them, along which devices may share
+        it, counted from the last.
+    chunk
+        How many rows are read together, a power of two.
     """
 
     norm: Norm
@@ -91,7 +118,7 @@ class RecurrentMixer(eqx.Module):
     query_taps: Float[Weight, "groups size taps"] | None
     key_taps: Float[Weight, "groups size taps"] | None
     value_taps: Float[Weight, "heads features taps"] | None
-    head_norm: GroupedNorm | None = None  # of what heads read
+    head_norm: GroupedNorm | None = None
     query_bias: Float[Weight, "groups size"] | None = None
     key_bias: Float[Weight, "groups size"] | None = None
     value_bias: Float[Weight, "heads features"] | None = None
@@ -103,14 +130,13 @@ class RecurrentMixer(eqx.Module):
     activation: Callable[[Array], Array] = eqx.field(static=True, default=jax.nn.silu)
     gate_activation: Callable[[Array], Array] = eqx.field(static=True, default=jax.nn.silu)
     norm_before_gate: bool = eqx.field(static=True, default=True)
-    # Devices may share an array along this axis, counted from the last: heads read independently.
     sharded_axes: ClassVar[Mapping[str, int]] = {
         "query": -3, "key": -3, "value": -3, "gate": -3, "output": -3, "query_taps": -3,
         "key_taps": -3, "value_taps": -3, "query_bias": -2, "key_bias": -2, "value_bias": -2,
         "gate_bias": -2, "query_tap_bias": -2, "key_tap_bias": -2, "value_tap_bias": -2,
-        "rate": -2, "rate_bias": -1, "log_decay": -1, "write": -2, "skip": -1,
+        "rate": -2, "rate_bias": -1, "log_decay": -1,
     }  # fmt: skip
-    chunk: ClassVar[int] = 64  # rows that are read together, a power of two
+    chunk: ClassVar[int] = 64
 
     def __check_init__(self):
         """Raise ValueError unless groups divide the heads."""
