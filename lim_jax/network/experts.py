@@ -68,12 +68,17 @@ class Routing(NamedTuple):
 
 
 class SparseMixer(NamedTuple):
-    """Phi-3.5-MoE's routing: the likeliest expert, then the likeliest of the others."""
+    r"""Phi-3.5-MoE's routing: the likeliest expert, then the likeliest of the others.
+
+    Each choice has its weight in a softmax over the experts that are still open, without those with
+    :math:`(l_{max} - l_e)/\max(|l_e|, l_{max}) > 2\,\text{jitter}`, where :math:`l_{max}` is the
+    largest logit that is open.
+    """
 
     jitter: float
-    top: int = 2
-    groups: int = 1
-    topk_group: int = 1
+    top = 2  # no fields: this routing has no other
+    groups = 1
+    topk_group = 1
 
     def weights(
         self, logits: Float[Array, "tokens experts"], preference: Any
@@ -136,11 +141,31 @@ class Experts(eqx.Module):
 
 
 class MixtureOfExperts(eqx.Module):
-    """A tokenwise network of experts, of which a router chooses.
+    """A pre-normed tokenwise network of experts, a few of which a router chooses for every token.
 
-    `shared` is a tokenwise field without a norm that every token has besides, times the sigmoid of
-    `shared_gate`; `expert_scale` multiplies weights at last, which with `weighs_input` multiply the
-    token that is read. Experts of another width read `inward` of it; `outward` maps their sum back.
+    Attributes
+    ----------
+    norm, router_norm
+        A map of one token before the experts, and the router's own, or None where they share it.
+    router, router_bias
+        :math:`W_R`, a row for each expert, and :math:`b_R`, or None.
+    experts
+        The networks :math:`f_e`.
+    routing
+        How logits become choices and weights; known before tracing.
+    preference
+        Added to the experts' scores where they are chosen, not where they are weighted; or None.
+    expert_scale
+        A learned factor of each expert's weight, or None.
+    weighs_input
+        Whether a weight multiplies the token that an expert reads, instead of what it returns.
+    shared, shared_gate
+        A tokenwise field without a norm that every token passes besides, or None; and a row, or
+        None: the sigmoid of its product with the normed token multiplies that field's output.
+    inward, outward
+        Matrices from the width to that of the experts and back, or None where they are equal.
+    output_norm
+        A map of the sum of all outputs, or None.
     """
 
     norm: Norm
@@ -152,7 +177,7 @@ class MixtureOfExperts(eqx.Module):
     shared: Field | None = None
     weighs_input: bool = eqx.field(static=True, default=False)
     output_norm: Norm | None = None
-    router_norm: Norm | None = None  # if it is not `norm`
+    router_norm: Norm | None = None
     expert_scale: Float[Weight, "*layers experts"] | None = None
     shared_gate: Float[Weight, "*layers one width"] | None = None
     inward: Float[Weight, "*layers inner width"] | None = None

@@ -315,7 +315,7 @@ MIXTURES = {
     "qwen3_moe": (128, 8, "softmax", False, 1.0, 1, 1, 1, set(), None),
     "qwen3_next": (512, 10, "softmax", True, 1.0, 1, 1, 1, set(), ("shared_expert", 512)),
     "olmoe": (64, 8, "softmax", False, 1.0, 1, 1, 1, set(), None),
-    "phimoe": (16, 0.01, 2, 1, 1, set(), None),
+    "phimoe": (16, 0.01, set(), None),
     "qwen2_moe": (60, 4, "softmax", False, 1.0, 1, 1, 1, set(), ("shared_expert", 5632)),
     "solar_open": (128, 8, "sigmoid", True, 1.0, 1, 1, 2, set(), ("shared_experts", 1280)),
     "qwen3_vl_moe_text": (60, 4, "softmax", True, 1.0, 1, 1, 1, set(), None),
