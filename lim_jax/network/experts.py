@@ -221,11 +221,11 @@ class MixtureOfExperts(eqx.Module):
         weights = weights.astype(tokens.dtype)
         if self.inward is not None:
             tokens = linear(self.inward, tokens)
-        count, top = chosen.shape
-        token, place = _sorted_into_tiles(chosen, len(self.router))
+        count = len(chosen)
+        token, pair = _sorted_into_tiles(chosen, len(self.router))
         # A row of zeros fills the tiles.
         inputs = jnp.concatenate([tokens, jnp.zeros_like(tokens[:1])])[token]
-        weight = jnp.concatenate([weights.ravel(), jnp.zeros_like(weights[0, :1])])[place]
+        weight = jnp.concatenate([weights.ravel(), jnp.zeros_like(weights[0, :1])])[pair]
         if self.weighs_input:
             inputs = weight[..., None] * inputs
             weight = jnp.ones_like(weight)
@@ -235,7 +235,7 @@ class MixtureOfExperts(eqx.Module):
             """Apply one expert to the tokens of one tile, and multiply by their weights."""
             return weights[:, None] * self.experts.apply(expert, tokens)
 
-        expert = jnp.append(chosen.ravel(), 0)[place[:, 0]]
+        expert = jnp.append(chosen.ravel(), 0)[pair[:, 0]]
         tiles = expert, inputs, weight
         _, outputs = jax.lax.scan(lambda _, operands: (None, tile(*operands)), None, tiles)
         total = jnp.zeros((count + 1, tokens.shape[1]), tokens.dtype)
@@ -246,18 +246,23 @@ class MixtureOfExperts(eqx.Module):
 def _sorted_into_tiles(
     chosen: Int[Array, "tokens top"], experts: int
 ) -> tuple[Int[Array, "tiles tile"], Int[Array, "tiles tile"]]:
-    """Sort pairs of token and expert by expert, and cut them into tiles of one expert each."""
-    # Each entry's token and its position among all pairs; the numbers of both where it only fills.
+    """Sort pairs of token and expert by expert, and cut them into tiles of one expert each.
+
+    Returns for each slot of each tile its token and its pair (pair p is of token ``p // top``);
+    both are one past the last in slots that only fill a tile.
+    """
     count, top = chosen.shape
     pairs = count * top
+    expert_of_pair = chosen.ravel()
+    # A chosen expert's last tile may be filled in part: at most one more tile for each of them.
     tiles = -(-pairs // TILE) + min(experts, pairs)
-    order = jnp.argsort(chosen.ravel(), stable=True)
-    each = jnp.bincount(chosen.ravel(), length=experts)
-    filled = -(-each // TILE) * TILE
-    begins = jnp.cumsum(filled) - filled
-    first = jnp.cumsum(each) - each
-    expert = chosen.ravel()[order]
-    slot = begins[expert] + jnp.arange(pairs) - first[expert]
-    place = jnp.full(tiles * TILE, pairs).at[slot].set(order)
-    token = jnp.where(place < pairs, place // top, count)
-    return token.reshape(tiles, TILE), place.reshape(tiles, TILE)
+    pairs_of_expert = jnp.bincount(expert_of_pair, length=experts)
+    slots_of_expert = -(-pairs_of_expert // TILE) * TILE
+    first_slot = jnp.cumsum(slots_of_expert) - slots_of_expert
+    first_rank = jnp.cumsum(pairs_of_expert) - pairs_of_expert
+    order = jnp.argsort(expert_of_pair, stable=True)
+    expert = expert_of_pair[order]
+    slot = first_slot[expert] + jnp.arange(pairs) - first_rank[expert]
+    pair = jnp.full(tiles * TILE, pairs).at[slot].set(order)
+    token = jnp.where(pair < pairs, pair // top, count)
+    return token.reshape(tiles, TILE), pair.reshape(tiles, TILE)
