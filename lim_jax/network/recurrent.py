@@ -334,16 +334,14 @@ def _make_chunk(rows: tuple[Array, ...], first: Array, begins: Starts | None) ->
     m = place[None, None, :]
     between = ((j < m) & (m <= i)).astype(decay.dtype)
     total = jnp.einsum("ijm,ghmd->ghijd", between, decay, precision=jax.lax.Precision.HIGHEST)
-    visible = place[None, :] <= place[:, None]
-    remembers = place >= 0
-    last = place >= 0
-    if begins is not None:
+    if begins is None:
+        begin = jnp.full_like(place, -1)  # one context, which began before this chunk
+    else:
         begin = jax.lax.dynamic_slice_in_dim(begins, first, len(place)) - first
-        visible = visible & (place[None, :] >= begin[:, None])
-        remembers = begin < 0
-        last = place >= begin[-1]
-    visible, remembers, last = (each[None, None, ..., None] for each in (visible, remembers, last))
-    within = jnp.where(visible, jnp.exp(total), 0)
-    since = jnp.where(remembers, jnp.exp(jnp.cumsum(decay, axis=-2)), 0)
-    until = jnp.where(last, jnp.exp(total[..., -1, :, :]), 0)
+    visible = (place[None, :] <= place[:, None]) & (place[None, :] >= begin[:, None])
+    reads_state = begin < 0  # its context began before the chunk
+    is_read_later = place >= begin[-1]  # it is of the last row's context
+    within = jnp.where(visible[None, None, ..., None], jnp.exp(total), 0)
+    since = jnp.where(reads_state[None, None, :, None], jnp.exp(jnp.cumsum(decay, axis=-2)), 0)
+    until = jnp.where(is_read_later[None, None, :, None], jnp.exp(total[..., -1, :, :]), 0)
     return Chunk(query, key, value, write, within, since, until)
