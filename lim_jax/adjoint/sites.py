@@ -108,10 +108,10 @@ def map_sites(function: Callable[[Any, AttentionSites], Result], sites: Attentio
     arrays_by_layer = sites._replace(attention=None)
     if isinstance(sites.attention, LayersByKind):
         call = sites.attention.call
-        numbers = sites.attention.numbers
+        entries = sites.attention.entries
         return jax.lax.map(
             lambda each: call(lambda attention: function(attention, each[1]), each[0]),
-            (numbers, arrays_by_layer),
+            (entries, arrays_by_layer),
         )
     arrays, static = eqx.partition(sites.attention, eqx.is_array)
     return jax.lax.map(

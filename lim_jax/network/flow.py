@@ -31,7 +31,7 @@ from lim_jax._checks import (
 from lim_jax._precision import PRECISIONS, computing
 from lim_jax._products import is_linear
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
-from lim_jax.network.layer_kinds import LayersByKind, Number, kinds_of, layer_of
+from lim_jax.network.layer_kinds import LayerIndex, LayersByKind, kinds_of, layer_of
 from lim_jax.network.slots import Field, State
 from lim_jax.network.tiled_attention import ATTENTION_OUTPUTS
 from lim_jax.weights import FetchedLayers, in_memory, like_of
@@ -422,14 +422,18 @@ class ResidualFlow(eqx.Module):
     def scan_by_kind(
         self, body: Callable[..., tuple[PyTree, PyTree]], carry: PyTree, *inputs: tuple[PyTree, ...]
     ) -> tuple[PyTree, tuple[PyTree, ...]]:
-        """Scan over layers of several kinds, with inputs and results stacked for each kind."""
+        """Scan ``body(carry, (field, increment), *inputs)`` over layers of several kinds.
+
+        `inputs` are tuples with an entry for each kind, whose arrays have an axis of that kind's
+        layers; results come back so.
+        """
         if not isinstance(self.layers, LayersByKind):
             carry, result = self.scan(body, carry, *(each for (each,) in inputs))
             return carry, (result,)
         layers = self.layers
         order = np.array(self.layers.order)
 
-        def run(kind: int, carry: PyTree, position: Number, increment: Scalar) -> Any:
+        def run(kind: int, carry: PyTree, position: LayerIndex, increment: Scalar) -> Any:
             """Call the body with the layer at a position among those of one kind."""
             kind_inputs = jax.tree.map(lambda leaf: leaf[position], [each[kind] for each in inputs])
             layer = layer_of(layers.kinds[kind], position), increment
@@ -444,7 +448,7 @@ class ResidualFlow(eqx.Module):
         def branch(at: int) -> Callable[..., tuple[PyTree, list[PyTree]]]:
             """Return a function that runs the body for one kind, with zeros for the others."""
 
-            def run_and_pad(carry: PyTree, position: Number, increment: Scalar) -> Any:
+            def run_and_pad(carry: PyTree, position: LayerIndex, increment: Scalar) -> Any:
                 """Run the body for this kind, and put its result among zeros."""
                 carry, result = run(at, carry, position, increment)
                 return carry, [*nothing[:at], result, *nothing[at + 1 :]]
@@ -457,7 +461,7 @@ class ResidualFlow(eqx.Module):
             return jax.lax.switch(kind, list(map(branch, kinds)), carry, position, increment)
 
         with computing(self.compute):
-            carry, results = jax.lax.scan(step, carry, (layers.numbers, increments))
+            carry, results = jax.lax.scan(step, carry, (layers.entries, increments))
         indices = [np.flatnonzero(order == kind) for kind in kinds]
         return carry, tuple(
             jax.tree.map(lambda leaf, at=at: leaf[at], result)
@@ -483,7 +487,7 @@ class ResidualFlow(eqx.Module):
         return both(both(policies.dots_with_no_batch_dims_saveable, is_linear), outputs)
 
     def at_layer(
-        self, function: Callable[[tuple[Any, Scalar]], Result], number: Number, dtype: DTypeLike
+        self, function: Callable[[tuple[Any, Scalar]], Result], number: LayerIndex, dtype: DTypeLike
     ) -> Result:
         """Call a function with one layer.
 
@@ -516,7 +520,7 @@ class ResidualFlow(eqx.Module):
     def _numbered(self) -> tuple[PyTree, Callable[[Callable[[Any], Any], PyTree], Any]]:
         """Return what to scan over, and a function that calls another with an entry's field."""
         if isinstance(self.layers, LayersByKind):
-            return self.layers.numbers, self.layers.call
+            return self.layers.entries, self.layers.call
         if isinstance(self.layers, FetchedLayers):
             fetch = self.layers.layer
             return jnp.arange(self.depth), lambda function, number: function(fetch(number))

@@ -13,14 +13,20 @@ from lim_jax._checks import require
 from lim_jax.weights import FetchedLayers, HalfLayers, in_memory
 
 Result = TypeVar("Result")
-Number = Int[Array, "*layers"]
+LayerIndex = Int[Array, "*layers"]
 
 
 class LayersByKind(eqx.Module):
     """Layers that differ in kind, in place of `ResidualFlow.layers`.
 
-    Of each kind `kinds` has the layers as a network of that kind alone would have them, `order` the
-    kind of every layer. A kind's branch is compiled once, whatever the depth.
+    A kind's program is compiled once, whatever the depth.
+
+    Attributes
+    ----------
+    kinds
+        For each kind its layers, as `ResidualFlow.layers` holds layers of one kind.
+    order
+        The kind of every layer, from the first to the last, as an index into `kinds`.
     """
 
     kinds: tuple[PyTree, ...]
@@ -39,24 +45,26 @@ class LayersByKind(eqx.Module):
         require(holds, "order", got=got, expected=f"{layers}, the layers that kinds has", cure=cure)
 
     @property
-    def numbers(self) -> tuple[Int[Array, " depth"], Int[Array, " depth"]]:
-        """The kind of every layer, and its number among those of its kind."""
+    def entries(self) -> tuple[Int[Array, " depth"], Int[Array, " depth"]]:
+        """For every layer its kind, and its index among the layers of that kind."""
         order = np.array(self.order)
         position = [np.sum(order[:number] == kind) for number, kind in enumerate(order)]
         return jnp.asarray(order), jnp.asarray(np.array(position))
 
-    def call(self, function: Callable[[Any], Result], number: tuple[Number, Number]) -> Result:
-        """Call a function with one layer, given by its kind and its number among them."""
-        kind, position = number
+    def call(
+        self, function: Callable[[Any], Result], entry: tuple[LayerIndex, LayerIndex]
+    ) -> Result:
+        """Call a function with one layer; `entry` is that layer's of `entries`."""
+        kind, position = entry
 
-        def branch(layers: PyTree) -> Callable[[Number], Result]:
-            """Return a function of the number of a layer of this kind."""
+        def branch(layers: PyTree) -> Callable[[LayerIndex], Result]:
+            """Return a function of a layer's index among those of this kind."""
             return lambda position: function(layer_of(layers, position))
 
         return jax.lax.switch(kind, [branch(layers) for layers in self.kinds], position)
 
 
-def layer_of(layers: PyTree, position: Number) -> Any:
+def layer_of(layers: PyTree, position: LayerIndex) -> Any:
     """Return one of several layers of one kind, in memory."""
     if isinstance(layers, FetchedLayers):
         return layers.layer(position)
