@@ -20,7 +20,7 @@ from lim_jax._checks import as_int, require
 from lim_jax._precision import promote
 from lim_jax._products import linear
 from lim_jax.grid.measure import Grid
-from lim_jax.network.norms import Norm
+from lim_jax.network.norms import Norm, normalise_rows
 from lim_jax.network.slots import Field, State, require_pair
 from lim_jax.network.tokenwise import GATED_AXES, affine
 from lim_jax.weights import Weight
@@ -210,7 +210,7 @@ class MixtureOfExperts(eqx.Module):
             if self.shared_gate is not None:
                 shared *= jax.nn.sigmoid(linear(self.shared_gate, normed))
             output += shared
-        return output if self.output_norm is None else jax.vmap(self.output_norm)(output)
+        return normalise_rows(self.output_norm, output)
 
     def _experts_output(self, tokens: State, router_input: State) -> State:
         """Add the outputs of every token's chosen experts; the router reads `router_input`."""

@@ -18,7 +18,7 @@ from lim_jax.grid.measure import Grid
 from lim_jax.network.attention import causal_attention
 from lim_jax.network.caps_and_sinks import Shaping
 from lim_jax.network.masks import AttentionMask, Rope, SwitchedMask
-from lim_jax.network.norms import HeadNorm, LayerNorm, Norm, normalise_heads
+from lim_jax.network.norms import HeadNorm, LayerNorm, Norm, normalise_heads, normalise_rows
 from lim_jax.network.positions import Rotary
 from lim_jax.network.slots import State, log_weights_by_head, require_pair
 from lim_jax.weights import Weight
@@ -250,7 +250,7 @@ class CausalAttention(eqx.Module):
         projected = linear(matrix, concatenated)
         if self.output_bias is not None:
             projected += self.output_bias[None, :]
-        return projected if self.output_norm is None else jax.vmap(self.output_norm)(projected)
+        return normalise_rows(self.output_norm, projected)
 
     def prefixes(self, grid: Grid) -> Grid:
         """Return the grid with the prefixes that rows attend to."""
@@ -267,9 +267,9 @@ class CausalAttention(eqx.Module):
         query = project(self.query, self.query_bias, jax.vmap(self.norm)(x))
         if self.rope_before_qk_norm:
             return self.scaled(
-                _normalise_heads(self.query_norm, self.mask.encode_queries(query, rope))
+                normalise_heads(self.query_norm, self.mask.encode_queries(query, rope))
             )
-        return self.mask.encode_queries(self.scaled(_normalise_heads(self.query_norm, query)), rope)
+        return self.mask.encode_queries(self.scaled(normalise_heads(self.query_norm, query)), rope)
 
     def gates(self, x: Float[Array, "rows width"]) -> Float[Array, "heads rows features"] | None:
         """Compute the gates of the heads' outputs for each row, or return None without a gate."""
@@ -287,10 +287,10 @@ class CausalAttention(eqx.Module):
         """Compute the keys and values of any tokens, row by row."""
         normed = jax.vmap(self.norm)(context)
         key = project(self.key, self.key_bias, normed)
-        value = _normalise_heads(self.value_norm, project(self.value, self.value_bias, normed))
+        value = normalise_heads(self.value_norm, project(self.value, self.value_bias, normed))
         if self.rope_before_qk_norm:
-            return _normalise_heads(self.key_norm, self.mask.encode_keys(key, rope)), value
-        return self.mask.encode_keys(_normalise_heads(self.key_norm, key), rope), value
+            return normalise_heads(self.key_norm, self.mask.encode_keys(key, rope)), value
+        return self.mask.encode_keys(normalise_heads(self.key_norm, key), rope), value
 
     def left_trace(self, z: Float[Array, " width"]) -> Float[Array, " width"]:
         r"""Compute attention's output at position 0 from the state there.
@@ -322,11 +322,6 @@ class CausalAttention(eqx.Module):
         )
         _, features = self.sources(z[None], None)
         return self.project_output(by_head(features, self.output.shape[0]), self.gates(z[None]))[0]
-
-
-def _normalise_heads(norm: HeadNorm | None, vectors: Array) -> Array:
-    """Apply a norm of heads, or return the vectors if there is none."""
-    return vectors if norm is None else normalise_heads(norm, vectors)
 
 
 def by_head(grouped: Float[Array, "groups *rest"], heads: int) -> Float[Array, "heads *rest"]:

@@ -158,7 +158,21 @@ class RMSNorm(eqx.Module):
 
 
 class GroupedNorm(eqx.Module):
-    """`RMSNorm` of the vectors of neighbouring heads together, in groups of as many heads each."""
+    """An `RMSNorm` over the joint vector of neighbouring heads.
+
+    Attributes
+    ----------
+    scale
+        One factor for each feature of each head, of shape ``(heads, features)``.
+    groups
+        How many groups the heads are cut into: 1 for all heads together, as many as heads for a
+        norm of each by itself.
+    norm_eps
+        Added to the mean square, positive and finite.
+    sharded_axes
+        The axis of each array, that of heads, along which devices may share it, counted from the
+        last.
+    """
 
     scale: Float[Weight, "heads features"]
     groups: int = eqx.field(static=True)
@@ -189,7 +203,15 @@ class GroupedNorm(eqx.Module):
 
 
 class Scaled(eqx.Module):
-    """The map :math:`b f(a x)` of a token or of numbers, with a checkpoint's multipliers."""
+    """The map :math:`b f(a x)` of a token or of numbers, with a checkpoint's multipliers.
+
+    Attributes
+    ----------
+    function
+        f.
+    inside, outside
+        a and b.
+    """
 
     function: Callable[[Array], Array] = eqx.field(static=True)
     inside: float = eqx.field(static=True, default=1.0)
@@ -225,10 +247,19 @@ class Clipped(eqx.Module):
 HeadNorm = Norm | AcrossHeads | EachHead
 
 
+def normalise_rows(
+    norm: Norm | None, rows: Float[Array, "rows width"]
+) -> Float[Array, "rows width"]:
+    """Normalise each row; return the rows unchanged if there is no norm."""
+    return rows if norm is None else jax.vmap(norm)(rows)
+
+
 def normalise_heads(
-    norm: HeadNorm, vectors: Float[Array, "heads length size"]
+    norm: HeadNorm | None, vectors: Float[Array, "heads length size"]
 ) -> Float[Array, "heads length size"]:
-    """Normalise every head's vectors: by one shared norm, by one each, or all together."""
+    """Normalise heads' vectors: by one norm, by one of each, or all together; None leaves them."""
+    if norm is None:
+        return vectors
     if isinstance(norm, EachHead):
         return jax.vmap(lambda norm, rows: jax.vmap(norm)(rows))(norm.norms, vectors)
     if isinstance(norm, AcrossHeads):

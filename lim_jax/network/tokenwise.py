@@ -13,7 +13,7 @@ from lim_jax._jit import filter_jit
 from lim_jax._products import linear
 from lim_jax._random import fan_in
 from lim_jax.grid.measure import Grid
-from lim_jax.network.norms import LayerNorm, Norm, RMSNorm
+from lim_jax.network.norms import LayerNorm, Norm, RMSNorm, normalise_rows
 from lim_jax.network.slots import Field, State, require_pair
 from lim_jax.weights import Weight
 
@@ -114,7 +114,7 @@ class FeedForward(eqx.Module):
         hidden = affine(self.inner, self.inner_bias, jax.vmap(self.norm)(x))
         learned = () if self.activation_numbers is None else (self.activation_numbers,)
         hidden = self.activation(hidden, *learned)
-        return _normalise_rows(self.output_norm, affine(self.outer, self.outer_bias, hidden))
+        return normalise_rows(self.output_norm, affine(self.outer, self.outer_bias, hidden))
 
 
 class GatedFeedForward(eqx.Module):
@@ -204,7 +204,7 @@ class GatedFeedForward(eqx.Module):
         normed = jax.vmap(self.norm)(x)
         gate = self.activation(affine(self.gate, self.gate_bias, normed))
         hidden = gate * affine(self.up, self.up_bias, normed)
-        return _normalise_rows(self.output_norm, affine(self.down, self.down_bias, hidden))
+        return normalise_rows(self.output_norm, affine(self.down, self.down_bias, hidden))
 
 
 class SideBySide(eqx.Module):
@@ -224,7 +224,7 @@ class SideBySide(eqx.Module):
         scale = self.scale[None, :]
         for network in self.networks:
             total += network(x, context, grid)
-        return scale * _normalise_rows(self.output_norm, total) + (scale - 1) * x
+        return scale * normalise_rows(self.output_norm, total) + (scale - 1) * x
 
 
 class NormedResidual(eqx.Module):
@@ -240,11 +240,6 @@ class NormedResidual(eqx.Module):
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Compute the field for every token of `x`."""
         return self.scale * jax.vmap(self.norm)(x) - x
-
-
-def _normalise_rows(norm: Norm | None, rows: State) -> State:
-    """Apply a norm to each row, or return the rows if there is none."""
-    return rows if norm is None else jax.vmap(norm)(rows)
 
 
 def affine(
