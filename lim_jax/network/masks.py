@@ -116,8 +116,8 @@ class SwitchedMask(eqx.Module):
         cut = [cell_grid for cell_grid in grids if isinstance(cell_grid, CellGrid)]
         if all(cell_grid is grid for cell_grid in grids) or not isinstance(grid, CellGrid):
             return grid
-        nothing = jnp.zeros(grid.size, int)
-        starts = [nothing if cell_grid.starts is None else cell_grid.starts for cell_grid in cut]
+        from_first = jnp.zeros(grid.size, int)
+        starts = [from_first if cell_grid.starts is None else cell_grid.starts for cell_grid in cut]
         return replace(grid, starts=jnp.stack(starts)[self.kind])
 
     def rope(self, grid: Grid) -> tuple[Rope | None, ...]:
@@ -132,16 +132,20 @@ class SwitchedMask(eqx.Module):
         """Apply the positions of this layer's kind to keys; without `rope` they stay."""
         return self._by_kind(lambda mask, kind_rope: mask.encode_keys(vectors, kind_rope), rope)
 
-    def _by_kind(self, put: Callable[[AttentionMask, Any], Array], rope: Any) -> Array:
+    def _by_kind(self, encode: Callable[[AttentionMask, Any], Array], rope: Any) -> Array:
         """Apply the mask of this layer's kind by a switch."""
         rope = rope or (None,) * len(self.kinds)
         kinds = enumerate(self.kinds)
-        branches = [lambda rope, at=at, kind=kind: put(kind, rope[at]) for at, kind in kinds]
+        branches = [lambda rope, at=at, kind=kind: encode(kind, rope[at]) for at, kind in kinds]
         return jax.lax.switch(self.kind, branches, rope)
 
 
-def layer_masks(masks: list[AttentionMask]) -> Any:
-    """Return the mask of each layer, as one `SwitchedMask` with a number where masks differ."""
+def layer_masks(masks: list[AttentionMask]) -> list[AttentionMask] | list[SwitchedMask]:
+    """Return the layers' masks in one structure, so that they can be stacked.
+
+    Equal masks stay as they are. Where layers differ, each has a `SwitchedMask` of all kinds with
+    the number of its own.
+    """
     kinds = tuple(dict.fromkeys(masks))
     if len(kinds) == 1:
         return masks

@@ -333,7 +333,7 @@ def by_head(grouped: Float[Array, "groups *rest"], heads: int) -> Float[Array, "
 def project(
     matrices: Float[Weight, "heads size width"],
     bias: Float[Weight, "heads size"] | None,
-    tokens: Float[Weight, "length width"],
+    tokens: Float[Array, "length width"],
 ) -> Float[Array, "heads length size"]:
     """Map tokens by one matrix for each head, and add its bias."""
     heads, size, width = matrices.shape

@@ -245,7 +245,7 @@ class NormedResidual(eqx.Module):
 def affine(
     matrix: Float[Weight, "out width"],
     bias: Float[Weight, " out"] | None,
-    tokens: Float[Weight, "length width"],
+    tokens: Float[Array, "length width"],
 ) -> Float[Array, "length out"]:
     """Map every token by a matrix, and add its bias."""
     mapped = linear(matrix, tokens)
