@@ -4,7 +4,7 @@ On the token grid of at least all tokens that are to come, a network maps a cont
 then the tokens that follow, one or several at once, `extend`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -189,27 +189,28 @@ def _through(
     """Apply one layer, each of its fields with its own cache, and return states and caches."""
     field, increment = layer
 
-    def value(field: Any, x: State, cache: Any) -> tuple[State, Any]:
-        """Apply a field, or each of its sublayers, with their caches."""
+    def evaluate(field: Any, x: State, cache: Any) -> tuple[State, Any]:
+        """Evaluate a field; the cache of a sum of fields is a tuple of its sublayers' caches."""
         if not isinstance(field, TransformerField | SumOfFields):
             return apply_field(field, x, cache)
-        parts = zip(field.sublayers, cache or (None,) * len(field.sublayers), strict=True)
-        values, caches = zip(
-            *(value(part, x, part_cache) for part, part_cache in parts), strict=True
-        )
+        results = [evaluate(part, x, kept) for part, kept in _with_caches(field, cache)]
+        values, caches = zip(*results, strict=True)
         return jnp.sum(jnp.stack(values), axis=0), caches
 
     if flow.step is euler:
-        change, caches = value(field, x, cache)
+        change, caches = evaluate(field, x, cache)
         return x + increment * change, caches
     caches = []
-    for stage, stage_cache in zip(
-        field.sublayers, cache or (None,) * len(field.sublayers), strict=True
-    ):
-        change, stage_cache = value(stage, x, stage_cache)
+    for sublayer, kept in _with_caches(field, cache):
+        change, new = evaluate(sublayer, x, kept)
         x = x + increment * change
-        caches = [*caches, stage_cache]
+        caches.append(new)
     return x, tuple(caches)
+
+
+def _with_caches(field: Any, caches: Any) -> Iterator[tuple[Any, Any]]:
+    """Pair a field's sublayers with their caches, or with None where nothing is kept yet."""
+    return zip(field.sublayers, caches or (None,) * len(field.sublayers), strict=True)
 
 
 def _require_tokens(grid: CellGrid) -> None:
