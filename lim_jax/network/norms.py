@@ -88,10 +88,12 @@ class LayerNorm(eqx.Module):
     def bound(self) -> Float[Array, ""]:
         r"""Return a bound :math:`C_{LN}` on :math:`\|\mathrm{LN}(z)\|`, uniform over all z.
 
-        :math:`\sqrt d\,\|\gamma\|_\infty + \|\beta\|` (`eq:preln-uniform-normalized-bound`).
+        :math:`\sqrt d\,\|\gamma\|_\infty + \|\beta\|` (`eq:preln-uniform-normalized-bound`), each
+        norm the largest where the arrays have a leading axis of layers.
         """
         width = self.scale.shape[-1]
-        return math.sqrt(width) * jnp.max(jnp.abs(self.scale)) + jnp.linalg.norm(self.shift)
+        shift = jnp.max(jnp.linalg.norm(self.shift, axis=-1))
+        return math.sqrt(width) * jnp.max(jnp.abs(self.scale)) + shift
 
 
 class RMSNorm(eqx.Module):

@@ -218,17 +218,17 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     output = _operator_norms(output_matrix[..., None, :, :])[0]
     output_bias = attention.output_bias
     return AttentionRegularity(
-        score,
-        local,
-        past,
-        kernel_local,
-        kernel_hardy,
-        head_local,
-        head_hardy,
-        head,
-        _times(output, jnp.linalg.norm(head)),
-        output * jnp.linalg.norm(values) + _vector_norms(output_bias, 1)[0],
-        _root(1.0, jnp.linalg.norm(values), output * by_parameters),
+        score=score,
+        score_local=local,
+        score_past=past,
+        kernel_local=kernel_local,
+        kernel_hardy=kernel_hardy,
+        head_local=head_local,
+        head_hardy=head_hardy,
+        head=head,
+        lipschitz=_times(output, jnp.linalg.norm(head)),
+        bound=output * jnp.linalg.norm(values) + _vector_norms(output_bias, 1)[0],
+        control=_root(1.0, jnp.linalg.norm(values), output * by_parameters),
     )
 
 
@@ -298,11 +298,11 @@ def feed_forward_regularity(network: Field) -> FeedForwardRegularity:
     through = outer_norm * steepest
     shared = inner_norm * math.sqrt(network.inner.shape[-1] + 1)
     return FeedForwardRegularity(
-        radius,
-        steepest,
-        outer_norm * steepest * inner_norm * slope,
-        outer_norm * activated + _vector_norms(network.outer_bias, 1)[0],
-        _root(1.0, activated, through * _root(token, 1.0, shared)),
+        radius=radius,
+        slope=steepest,
+        lipschitz=outer_norm * steepest * inner_norm * slope,
+        bound=outer_norm * activated + _vector_norms(network.outer_bias, 1)[0],
+        control=_root(1.0, activated, through * _root(token, 1.0, shared)),
     )
 
 
@@ -318,14 +318,14 @@ def hardy_bound(grid: CellGrid) -> float:
     """
     assert type(grid) is CellGrid and grid.starts is None and 0 <= grid.offset < 1
     weights = np.asarray(grid.weights, float)
-    share = float(1 - grid.offset)
-    prefixes = np.cumsum(weights) - (1 - share) * weights
+    offset = float(grid.offset)  # the part of its own cell that a row does not read
+    prefixes = np.cumsum(weights) - offset * weights
 
     def average_and_adjoint(u: Float[np.ndarray, " length"]) -> Float[np.ndarray, " length"]:
         """Apply the average and then its adjoint to a function of the cells."""
         mass = weights * u
-        quotient = weights * (np.cumsum(mass) - (1 - share) * mass) / prefixes**2
-        return np.cumsum(quotient[::-1])[::-1] - (1 - share) * quotient
+        quotient = weights * (np.cumsum(mass) - offset * mass) / prefixes**2
+        return np.cumsum(quotient[::-1])[::-1] - offset * quotient
 
     u = np.cumsum(weights) ** -0.5
     for _ in range(3):
@@ -444,8 +444,7 @@ def norm_constants(norm: Norm) -> tuple[Scalar, Scalar]:
     _require_exactly(norm, LayerNorm, "norm", cure)
     assert isinstance(norm, LayerNorm)
     largest = jnp.max(jnp.abs(norm.scale))
-    bound = math.sqrt(norm.scale.shape[-1]) * largest + _vector_norms(norm.shift, 1)[0]
-    return bound, largest / math.sqrt(norm.norm_eps)
+    return norm.bound(), largest / math.sqrt(norm.norm_eps)
 
 
 def _operator_norms(matrices: Float[Array, "*fields heads rows columns"]) -> Heads:
