@@ -196,15 +196,18 @@ def penalty_premises(
 
 def _moment_premise(name: str, fourths: Float[np.ndarray, " examples"]) -> Premise:
     """Judge by tail index and largest share whether fourth powers may have a finite mean."""
-    shares = fourths / max(fourths.sum(), np.finfo(float).tiny)  # which float32 can hold
+    # Over their sum, so that float32 can hold them.
+    shares = fourths / max(fourths.sum(), np.finfo(float).tiny)
+    # A size's tail index is four times that of its fourth power.
     index = 4 * float(tail_index(jnp.asarray(shares)).value)
-    largest = math.isqrt(fourths.size)
-    light = index * (1 - 2 / math.sqrt(largest)) > 4  # two errors below; of few examples never
+    num_largest = math.isqrt(shares.size)  # as `tail_index` takes; its error is index/sqrt of it
+    least_index = index * (1 - 2 / math.sqrt(num_largest))  # not above 4 for few examples
+    one_holds_half = float(shares.max()) >= 0.5
     return Premise(
-        f"{name}: not refuted, by a tail index (Hill, {largest} largest) two standard errors above "
-        "4 and no example that carries half of it",
+        f"{name}: not refuted, by a tail index (Hill, {num_largest} largest) two standard errors "
+        "above 4 and no example that carries half of it",
         index,
-        light and float(shares.max()) < 0.5,
+        least_index > 4 and not one_holds_half,
     )
 
 
