@@ -25,6 +25,10 @@ def require_pair(x: State, context: State, grid: Grid, width: int) -> None:
 
 def log_weights_by_head(grid: Grid, heads: int) -> Float[Array, "heads length"] | None:
     """Return each head's log weights: the grid's first ones if it has more heads than the layer."""
-    if grid.log_weights is None or grid.log_weights.ndim == 2:
-        return None if grid.log_weights is None else grid.log_weights[:heads]
-    return jnp.broadcast_to(grid.log_weights, (heads, grid.size))
+    log_weights = grid.log_weights
+    if log_weights is None:
+        return None
+    if log_weights.ndim == 2:
+        # `SumOfFields` hands each field the rows from its own first head on.
+        return log_weights[:heads]
+    return jnp.broadcast_to(log_weights, (heads, grid.size))
