@@ -29,11 +29,11 @@ from benchmarks.validation.retrievers import (
 from benchmarks.validation.seeds import step_of_seeds
 from lim_jax._checks import AnyPath, as_path
 from lim_jax._jit import filter_jit
+from lim_jax.grid.measure import Scalar
 from lim_jax.models.causal import CausalLM
 from lim_jax.tasks.prompts import Example
 from lim_jax.training.loop import Progress, resumable
 
-Scalar = Float[Array, ""]
 OPTIMISER = optax.adam(1e-3)
 
 

@@ -28,6 +28,7 @@ from lim_jax._checks import (
 )
 from lim_jax._jit import filter_jit
 from lim_jax.grid.cells import token_grid
+from lim_jax.grid.measure import Scalar
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.small_models import gaussian_model
 from lim_jax.tasks.prompts import Example, record_weights
@@ -37,7 +38,6 @@ from lim_jax.training.loop import resumable
 
 RECALLED = (PLAIN, SELECTIVE)
 IdsOf = tuple[Int[Array, "examples length"], Targets]
-Scalar = Float[Array, ""]
 
 
 class RecallSetting(NamedTuple):

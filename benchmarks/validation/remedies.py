@@ -29,6 +29,7 @@ from benchmarks.validation.retrievers import (
 )
 from lim_jax.density.adjoints import LossOfIds, adjoint_energies
 from lim_jax.grid.cells import CellGrid, token_grid
+from lim_jax.grid.measure import Scalar
 from lim_jax.models.causal import CausalLM
 from lim_jax.probes import rademacher_probes
 from lim_jax.tasks.prompts import Example, record_weights
@@ -49,7 +50,6 @@ from lim_jax.training.estimators import (
 from lim_jax.training.gramian_penalties import observability_objective
 from lim_jax.training.reweighting import importance_weights, reweight_positions
 
-Scalar = Float[Array, ""]
 Gradient = Callable[[CausalLM, PyTree, "Batches"], tuple[PyTree, PyTree]]
 UNTIL = 1.0  # the norm to which a penalty's own gradient is clipped
 

@@ -35,6 +35,7 @@ from lim_jax._checks import (
 from lim_jax._jit import filter_jit
 from lim_jax._random import fan_in
 from lim_jax.density.adjoints import LossOfIds
+from lim_jax.grid.measure import Scalar
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.small_models import gaussian_model
@@ -47,7 +48,6 @@ from lim_jax.network.positions import Rotary
 from lim_jax.tasks.prompts import Example
 from lim_jax.training.loop import Progress, resumable
 
-Scalar = Float[Array, ""]
 Retrievers = CausalLM  # with a leading axis of seeds
 ANSWER_LOSS = LossOfIds(CausalLM.embed, CausalLM.loss)
 MARGIN_LOSS = LossOfIds(CausalLM.embed, CausalLM.margin_loss)

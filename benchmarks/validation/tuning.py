@@ -12,7 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from benchmarks.validation.remedies import UNTIL
 from benchmarks.validation.retrievers import PlaceScores
@@ -22,6 +22,7 @@ from lim_jax._checks import (
 )
 from lim_jax._jit import filter_jit
 from lim_jax.grid.cells import token_grid
+from lim_jax.grid.measure import Scalar
 from lim_jax.loss.losses import autoregressive_cross_entropy, margin_loss
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.tasks.accuracy import decodes_greedily
@@ -29,7 +30,6 @@ from lim_jax.training.density_objectives import Penalty, influence_penalty
 from lim_jax.training.discrepancy import cross_entropy_discrepancy
 from lim_jax.weights import FetchedLayers
 
-Scalar = Float[Array, ""]
 OF_ATTENTION = [["attention", name] for name in ("query", "key", "query_bias", "key_bias")]
 
 

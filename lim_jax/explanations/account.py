@@ -17,14 +17,13 @@ from lim_jax.adjoint.stages import SparseRows, pull_back_stages
 from lim_jax.density.adjoints import Loss, check_finite
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.integrals import inner
-from lim_jax.grid.measure import Grid
+from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.models.causal import CausalLM, LossOfLogits, Targets, as_loss_of_logits
 from lim_jax.models.ids import padded_length, padded_size, require_window
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.kv_cache import has_kv_cache
 from lim_jax.network.slots import State
 
-Scalar = Float[Array, ""]
 PerPosition = Float[Array, " length"]
 
 FEW = 8  # Rows by themselves take whole rows of attention: an eighth of them costs less than all.

@@ -54,7 +54,6 @@ from lim_jax.models.causal import CausalLM, LossOfLogits, as_loss_of_logits
 from lim_jax.network.slots import State
 from lim_jax.probes import Estimate, sample_mean
 
-Scalar = Float[Array, ""]
 PerPosition = Float[Array, " length"]
 States = Float[Array, "examples length width"]
 AVERAGED = ("channel_energies", "relative_energies", "hop_energies", "head_energies")

@@ -23,11 +23,10 @@ from lim_jax._checks import (
     require_floats,
 )
 from lim_jax._jit import filter_jit
-from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 from lim_jax.loss.readouts import Logits
 
 Labels = Float[Array, "length vocabulary"] | Int[Array, " length"]
-Scalar = Float[Array, ""]
 # Logits as few as those of some last tokens are kept for the way back, which reads the head anyway.
 LOGITS = "logits"
 FEW_LOGITS = 2**22

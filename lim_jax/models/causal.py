@@ -45,9 +45,9 @@ from lim_jax.checkpoints.rope_config import trained_length
 from lim_jax.checkpoints.sharding import shard
 from lim_jax.checkpoints.tensor_reader import Source
 from lim_jax.grid.cells import Starts, token_grid
-from lim_jax.grid.measure import Grid
+from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.loss import losses
-from lim_jax.loss.losses import Labels, Scalar, Slices
+from lim_jax.loss.losses import Labels, Slices
 from lim_jax.loss.readouts import Logits
 from lim_jax.network.caps_and_sinks import capped
 from lim_jax.network.flow import ResidualFlow

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import require, require_indices, require_kind
 from lim_jax.grid.cells import token_grid
-from lim_jax.loss.losses import Scalar
+from lim_jax.grid.measure import Scalar
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.network.slots import State
 

@@ -26,14 +26,14 @@ from lim_jax.network.tokenwise import GATED_AXES, affine
 from lim_jax.weights import Weight
 
 TILE = 32  # pairs of a token and an expert
-Scores = Literal["softmax", "sigmoid"]
+ScoreFunction = Literal["softmax", "sigmoid"]
 
 
 class Routing(NamedTuple):
     r"""How a router's logits become the chosen experts' weights; known before tracing."""
 
     top: int  # experts of a token
-    scores: Scores = "softmax"  # rho: a softmax over all experts, or each one's sigmoid
+    scores: ScoreFunction = "softmax"  # rho: a softmax over all experts, or each one's sigmoid
     normalised: bool = True  # whether the chosen ones' weights are divided by their sum
     factor: float = 1.0  # of all weights, at last
     groups: int = 1  # into which experts are cut in order

@@ -32,7 +32,7 @@ from lim_jax.network.slots import State
 from lim_jax.network.tokenwise import FeedForward, GatedFeedForward, NormedResidual
 
 Place = Int[Array, ""]
-Places = Int[Array, " rows"]
+RowPositions = Int[Array, " rows"]
 Caches = tuple[Any, ...]  # of each kind of layers, what each field of a layer keeps
 RECURRENT = RecurrentMixer | ShortConvolution
 TOKENWISE = FeedForward, GatedFeedForward, MixtureOfExperts, NormedResidual
@@ -68,7 +68,7 @@ class RowAttention(eqx.Module):
 
     attention: CausalAttention
     cache: KVCache
-    places: Places
+    places: RowPositions
     grid: CellGrid
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
@@ -91,7 +91,7 @@ class RowAttention(eqx.Module):
         return matmul(weights, value).astype(value.dtype)
 
 
-def _rope_at(attention: CausalAttention, grid: Grid, places: Places) -> Rope | None:
+def _rope_at(attention: CausalAttention, grid: Grid, places: RowPositions) -> Rope | None:
     """Return what positions give the queries and keys at some places."""
     return jax.tree.map(lambda rope: rope[places], attention.rope(grid))
 

@@ -23,9 +23,9 @@ from lim_jax.grid.measure import Grid
 from lim_jax.network.frequencies import OWN, POSITIVE, Frequencies, FrequenciesByLength, Number
 
 Rope = Float[Array, "length 2 pairs"]
-Growing = Float[Array, "length 3 pairs"]
+RopeWithFactors = Float[Array, "length 3 pairs"]
 Vectors = Float[Array, "heads length size"]
-Longer = Float[Array, "heads length more"]
+ExtendedVectors = Float[Array, "heads length more"]
 
 
 def _known(frequencies: Any) -> Frequencies | FrequenciesByLength:
@@ -175,6 +175,7 @@ class Tempered(eqx.Module):
     def rope(self, grid: Grid) -> Float[Array, " length"]:
         """Return the factors of queries; packed contexts each count from their own first token."""
         tokens = grid.size if self.tokens is None else self.tokens
+        # A node times n may fall a rounding below its whole number.
         positions = jnp.asarray(np.round(grid._nodes() * tokens, 6))
         starts = getattr(grid, "starts", None)
         positions = positions if starts is None else positions - starts.astype(positions.dtype)
@@ -195,17 +196,17 @@ class TemperedRotary(Rotary):
 
     tempered: Tempered = eqx.field(static=True, kw_only=True)
 
-    def rope(self, grid: Grid) -> Growing:
+    def rope(self, grid: Grid) -> RopeWithFactors:
         """Return the cosines and sines of every angle, with the factors of queries."""
         rope = super().rope(grid)
         factors = self.tempered.rope(grid).astype(rope.dtype)[:, None, None]
         return jnp.concatenate([rope, jnp.broadcast_to(factors, rope[:, :1].shape)], axis=1)
 
-    def encode_queries(self, vectors: Vectors, rope: Growing) -> Vectors:
+    def encode_queries(self, vectors: Vectors, rope: RopeWithFactors) -> Vectors:
         """Rotate queries, and multiply them by their factors."""
         return self.tempered.encode_queries(self.rotated(vectors, rope[:, :2]), rope[:, 2, 0])
 
-    def encode_keys(self, vectors: Vectors, rope: Growing) -> Vectors:
+    def encode_keys(self, vectors: Vectors, rope: RopeWithFactors) -> Vectors:
         """Rotate keys."""
         return self.rotated(vectors, rope[:, :2])
 
@@ -231,14 +232,14 @@ class Alibi(eqx.Module):
         tokens = grid.size if self.tokens is None else self.tokens
         return jnp.asarray(grid._nodes() * tokens - 1)
 
-    def encode_queries(self, vectors: Vectors, rope: Float[Array, " length"]) -> Longer:
+    def encode_queries(self, vectors: Vectors, rope: Float[Array, " length"]) -> ExtendedVectors:
         """Append each head's slope to its queries, scaled for a size that is one more."""
         heads, length, size = vectors.shape
         slopes = jnp.asarray(np.sqrt(size + 1) * np.asarray(self.slopes), vectors.dtype)
         added = jnp.broadcast_to(slopes[:, None, None], (heads, length, 1))
         return jnp.concatenate([np.sqrt((size + 1) / size).item() * vectors, added], axis=2)
 
-    def encode_keys(self, vectors: Vectors, rope: Float[Array, " length"]) -> Longer:
+    def encode_keys(self, vectors: Vectors, rope: Float[Array, " length"]) -> ExtendedVectors:
         """Append the positions to the keys."""
         positions = rope.astype(vectors.dtype)[None, :, None]
         added = jnp.broadcast_to(positions, (*vectors.shape[:2], 1))

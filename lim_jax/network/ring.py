@@ -19,7 +19,7 @@ from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import Grid
 from lim_jax.network.caps_and_sinks import PLAIN, Shaping
 from lim_jax.network.tiled_attention import require_heads, tiled_attention
-from lim_jax.network.tiles import per_position, tiling
+from lim_jax.network.tiles import position_arrays, tiling
 
 
 class RingAttention(eqx.Module):
@@ -94,7 +94,7 @@ class RingAttention(eqx.Module):
         cure = "Pad the context on the right, or take causal_attention."
         require(holds, "grid", got=got, expected=expected, cure=cure)
         cells = cast(CellGrid, grid)
-        arrays = jax.tree.leaves(per_position(cells))
+        arrays = jax.tree.leaves(position_arrays(cells))
 
         def attend(*here: Array) -> Array:
             """Compute the rows of this device."""

@@ -42,13 +42,13 @@ from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.caps_and_sinks import PLAIN, Shaping, capped
 from lim_jax.network.cudnn_attention import outputs_or, pulled_or
 from lim_jax.network.tiles import (
-    PerPosition,
     Place,
+    PositionArrays,
     Tiling,
     each_vector,
     in_groups,
     over_tiles,
-    per_position,
+    position_arrays,
     tiling,
 )
 
@@ -63,7 +63,7 @@ def blocked_attention(
     shaping: Shaping = PLAIN,
 ) -> Float[Array, "length features"]:
     """Compute one head of causal attention tile by tile: `attention.causal_attention` at length."""
-    arrays = jax.tree.leaves(per_position(grid))
+    arrays = jax.tree.leaves(position_arrays(grid))
     return tiled_attention(query, key, value, *arrays, tiling=tiling(grid), shaping=shaping)
 
 
@@ -116,7 +116,7 @@ class KeyWeights(NamedTuple):
         return jnp.where(same_part & (self.parts >= 0)[:, None, :], 0, tile)
 
 
-def _key_weights(beside: PerPosition, tiling: Tiling, dtype: jnp.dtype) -> KeyWeights:
+def _key_weights(beside: PositionArrays, tiling: Tiling, dtype: jnp.dtype) -> KeyWeights:
     """Return the log weights of keys, by the grid's cells and the mask."""
     mask = beside.log_weights
     mask = None if mask is None else mask.astype(dtype)

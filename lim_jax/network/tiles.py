@@ -23,7 +23,7 @@ WIDE = 512  # positions, on an accelerator: fewer and larger kernels, of all hea
 Sweep = Callable[[Points, Vectors, "Tiling"], PyTree]
 
 
-class PerPosition(NamedTuple):
+class PositionArrays(NamedTuple):
     """Arrays of positions beside queries, keys and values, in the order of their passing."""
 
     log_weights: Any = None  # of keys, added to their scores
@@ -41,11 +41,11 @@ class Tiling(NamedTuple):
     # Whether all heads and examples go at once, in tiles of `WIDE` positions at most: as on an
     # accelerator, which few large kernels keep busy.
     wide: bool = False
-    arrays: tuple[str, ...] = ()  # which of `PerPosition` there are
+    arrays: tuple[str, ...] = ()  # which of `PositionArrays` there are
 
-    def named(self, arrays: Sequence[Array]) -> PerPosition:
+    def named(self, arrays: Sequence[Array]) -> PositionArrays:
         """Return the arrays that are passed beside queries, keys and values, by name."""
-        return PerPosition(**dict(zip(self.arrays, arrays, strict=True)))
+        return PositionArrays(**dict(zip(self.arrays, arrays, strict=True)))
 
     @property
     def devices(self) -> int:
@@ -74,14 +74,14 @@ class Tiling(NamedTuple):
 def tiling(grid: CellGrid, axis: str | None = None) -> Tiling:
     """Return equal tiles of `TILE` positions at most, or of twice as many in long contexts."""
     most = TILE if grid.size < 16 * TILE else 2 * TILE
-    here = jax.default_backend() != "cpu"
-    names = tuple(name for name, x in per_position(grid)._asdict().items() if x is not None)
-    return Tiling(grid.unmasked, most, axis, wide=here, arrays=names).with_tiles_up_to(most)
+    wide = jax.default_backend() != "cpu"
+    names = tuple(name for name, x in position_arrays(grid)._asdict().items() if x is not None)
+    return Tiling(grid.unmasked, most, axis, wide=wide, arrays=names).with_tiles_up_to(most)
 
 
-def per_position(grid: CellGrid) -> PerPosition:
+def position_arrays(grid: CellGrid) -> PositionArrays:
     """Return a grid's arrays of positions."""
-    return PerPosition(grid.log_weights, grid.parts, grid.starts)
+    return PositionArrays(grid.log_weights, grid.parts, grid.starts)
 
 
 class Place(NamedTuple):
@@ -143,7 +143,7 @@ def in_groups(sweep: Sweep) -> Program:
     return program
 
 
-def _spread() -> bool:
+def _has_several_devices() -> bool:
     """Tell whether there are several devices, so that each group must have examples of each."""
     return jax.device_count() > 1
 
@@ -156,11 +156,11 @@ def _into_blocks(array: Array, between: int, group: int, tile: int) -> Array:
     # Rows that only fill the last tile begin where its last row does.
     starts = jnp.issubdtype(array.dtype, jnp.integer)
     array = jnp.pad(array, edges, mode="edge" if starts else "constant")
-    groups = (group, -1) if _spread() else (-1, group)
+    groups = (group, -1) if _has_several_devices() else (-1, group)
     shape = array.shape[1:axis]
     trailing = array.shape[axis + 1 :]
     array = array.reshape(*groups, *shape, array.shape[axis] // tile, tile, *trailing)
-    if _spread():
+    if _has_several_devices():
         array = jnp.swapaxes(array, 0, 1)
     return jnp.moveaxis(array, axis + 1, 2)
 
@@ -169,7 +169,7 @@ def _join(array: Array, between: int, length: int) -> Array:
     """Join groups and blocks again: the inverse of `_into_blocks`."""
     axis = 1 + between
     array = jnp.moveaxis(array, 2, axis + 1)
-    if _spread():
+    if _has_several_devices():
         array = jnp.swapaxes(array, 0, 1)
     shape = array.shape[2 : axis + 1]
     trailing = array.shape[axis + 3 :]
@@ -190,7 +190,7 @@ def over_tiles(
     columns: PyTree,
     row_results: PyTree,
     column_results: PyTree,
-    beside: PerPosition,
+    beside: PositionArrays,
     tiling: Tiling,
 ) -> tuple[Any, Any]:
     """Visit all tiles that are seen, row by row, and update the results of their rows and columns.
@@ -229,7 +229,7 @@ def _over_pairs(
     visit: Callable[[Any, Any, Any, Any, Place], tuple[Any, Any]],
     rows: PyTree,
     columns: PyTree,
-    beside: PerPosition,
+    beside: PositionArrays,
     pairs: Int[np.ndarray, "2 pairs"],
     row: Int[Array, ""],
     column: Int[Array, ""],

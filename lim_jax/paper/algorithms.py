@@ -12,11 +12,11 @@ import scipy.optimize
 from jaxtyping import Array, Float
 
 from lim_jax._jit import cached_jit
+from lim_jax.grid.measure import Scalar
 from lim_jax.paper.simulation import (
     GRID,
     LENGTH,
     PerPosition,
-    Scalar,
     gate_influence,
     influence_imbalance,
     trace_density,

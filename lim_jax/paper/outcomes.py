@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from lim_jax._jit import cached_jit
 from lim_jax.density.statistics import Indices, Influence
+from lim_jax.grid.measure import Scalar
 from lim_jax.grid.partition import boundary_regions, regional_averages
 from lim_jax.observability.gramian import condition_numbers, gramian_traces
 from lim_jax.observability.trace_estimates import gaussian_probe_moments, probed_traces
@@ -28,7 +29,6 @@ from lim_jax.paper.simulation import (
     LENGTH,
     WIDTH,
     PerPosition,
-    Scalar,
     gate_gramians,
     gate_influence,
     influence_imbalance,

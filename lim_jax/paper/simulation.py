@@ -15,7 +15,7 @@ from lim_jax._jit import cached_jit
 from lim_jax.density.measurement import influence
 from lim_jax.density.statistics import Influence
 from lim_jax.grid.cells import token_grid
-from lim_jax.grid.measure import require_on_grid
+from lim_jax.grid.measure import Scalar, require_on_grid
 from lim_jax.grid.partition import boundary_regions
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.multihead import CausalAttention
@@ -28,7 +28,6 @@ DEPTH = 12
 DELTA = 0.2
 GRID = token_grid(LENGTH)
 
-Scalar = Float[Array, ""]
 PerPosition = Float[Array, " length"]
 State = Float[Array, "length width"]
 

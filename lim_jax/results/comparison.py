@@ -12,10 +12,10 @@ from jaxtyping import Array, Float, Int
 from lim_jax._checks import described, require, require_kind
 from lim_jax._jit import filter_jit
 from lim_jax.density.statistics import Indices, Influence, all_known, number_lines
+from lim_jax.grid.measure import Scalar
 from lim_jax.grid.partition import Regions
 from lim_jax.probes import Estimate
 
-Scalar = Float[Array, ""]
 Pairs = Int[np.ndarray, "pairs 2"]  # numbers of an example in the first and in the second
 Results = tuple[Any, Any, Indices]  # density, total, indices, or such a number for each example
 

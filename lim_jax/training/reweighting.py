@@ -501,7 +501,7 @@ def response(
     )
 
     def index(weights: PerPosition) -> Scalar:
-        """Compute the middle index of the stage that is trained under some weights."""
+        """Return LIM of the density after a stage under these weights."""
         return indices(regional_averages(stage(weights), regions)).lim
 
     lim, slope = jax.jvp(index, (weights,), (change,))

@@ -39,7 +39,7 @@ from lim_jax.probes import Estimate, sample_mean, tail_index
 
 Losses = Float[Array, " examples"]
 Vectors = Float[Array, "examples length width"]
-Places = Float[Array, "examples length"]
+Energies = Float[Array, "examples length"]
 
 
 class FourthMoments(NamedTuple):
@@ -266,7 +266,7 @@ def adjoint_growth(
 @filter_jit
 def _squared_sizes(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree
-) -> tuple[Float[Array, "examples 2"], Places, Places]:
+) -> tuple[Float[Array, "examples 2"], Energies, Energies]:
     """Compute the squared norms of inputs and labels, and of adjoints and slopes by position."""
     adjoints, slopes, losses = _adjoints_and_slopes(loss, params, batch, grid, direction)
     _, (x, y) = embedded(loss, params, batch)

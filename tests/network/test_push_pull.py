@@ -64,7 +64,7 @@ def tiled(grid):
 
     def outputs(query, key, value, starts):
         on = begun(grid, starts, key[:, 0])
-        arrays = jax.tree.leaves(tiles.per_position(on))
+        arrays = jax.tree.leaves(tiles.position_arrays(on))
         return at(tiled_attention._attention, [query, key, value, *arrays], [], tiles.tiling(on))
 
     return of_examples(outputs)
@@ -123,7 +123,7 @@ def at_a_point(grid, starts):
     query, key, value = (array[0, 0] for array in heads_of_examples())
     on = begun(grid, starts, random_states(5, LENGTH))
     weights, *found = dense(query, key, value, starts, grid, on.log_weights)
-    point = [query, key, value, *found, *tiles.per_position(on)]
+    point = [query, key, value, *found, *tiles.position_arrays(on)]
     tiling = tiles.tiling(on)
 
     def apply(primitive):
