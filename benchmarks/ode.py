@@ -27,7 +27,7 @@ from torchdiffeq import odeint
 from tqdm import tqdm
 
 import lim_jax as lim
-from lim_jax.network.continuous_flow import LayerwiseControl
+from lim_jax.network.controls import LayerwiseControl
 
 RESULTS = record.RESULTS / "ode.json"
 LENGTH = 256

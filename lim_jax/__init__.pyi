@@ -46,8 +46,8 @@ from .network.attention import causal_attention as causal_attention
 from .network.continuous_flow import ContinuousFlow as ContinuousFlow
 from .network.field import TransformerField as TransformerField
 from .network.flow import ResidualFlow as ResidualFlow
-from .network.flow import euler as euler
-from .network.flow import split as split
 from .network.multihead import CausalAttention as CausalAttention
 from .network.norms import LayerNorm as LayerNorm
+from .network.steps import euler as euler
+from .network.steps import split as split
 from .network.tokenwise import FeedForward as FeedForward

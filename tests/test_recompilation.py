@@ -25,7 +25,7 @@ from reference.networks import (
 import lim_jax as lim
 from lim_jax._linear import at, batched_primitive, set_on
 from lim_jax.loss import last_token
-from lim_jax.network.continuous_flow import LayerwiseControl
+from lim_jax.network.controls import LayerwiseControl
 from lim_jax.observability import gramian, trace_estimates
 
 GRID = lim.token_grid(LENGTH)

@@ -22,8 +22,9 @@ from lim_jax.adjoint.krylov import NormBounds, counted_steps, norm_bounds
 from lim_jax.adjoint.sweep import Example, TerminalLoss, run_forward
 from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.network.continuous_flow import ContinuousFlow, require_continuous
-from lim_jax.network.flow import ResidualFlow, euler, require_flow
+from lim_jax.network.flow import ResidualFlow, require_flow
 from lim_jax.network.slots import State
+from lim_jax.network.steps import euler
 
 
 @filter_jit

@@ -12,9 +12,10 @@ from lim_jax._checks import require, require_kind
 from lim_jax.adjoint.stages import pull_back_stages
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.field import FIELDS_WITH_HEADS, SumOfFields, TransformerField, heads_of
-from lim_jax.network.flow import ResidualFlow, require_flow, split, strang
+from lim_jax.network.flow import ResidualFlow, require_flow
 from lim_jax.network.layer_kinds import LayersByKind, kinds_of, select_part
 from lim_jax.network.multihead import CausalAttention
+from lim_jax.network.steps import split, strang
 from lim_jax.weights import in_memory, like_of
 
 Result = TypeVar("Result")

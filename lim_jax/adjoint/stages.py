@@ -18,10 +18,11 @@ from lim_jax.adjoint.tangent import Parts, pull_back
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.network.field import FIELDS_WITH_HEADS, SumOfFields, TransformerField, heads_of
-from lim_jax.network.flow import ResidualFlow, euler, split
+from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.kv_cache import KVCache, RowAttention
 from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.slots import Field, State
+from lim_jax.network.steps import euler, split
 
 Covectors = Float[Array, "covectors length width"]
 Heads = Float[Array, "heads length width"]

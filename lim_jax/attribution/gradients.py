@@ -12,9 +12,10 @@ from lim_jax.adjoint.sites import attention_of, reads_by_softmax
 from lim_jax.density.adjoints import Loss
 from lim_jax.grid.measure import Grid
 from lim_jax.network.attention import attention_weights
-from lim_jax.network.flow import ResidualFlow, euler, split
+from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.slots import State
+from lim_jax.network.steps import euler, split
 
 Tokens = Float[Array, " length"]
 

@@ -14,9 +14,9 @@ from lim_jax.checkpoints.recipe import Recipe
 from lim_jax.checkpoints.rope_config import CHUNKED, FULL, SLIDING
 from lim_jax.checkpoints.tensor_reader import ACTIVATIONS
 from lim_jax.network.experts import Routing
-from lim_jax.network.flow import euler
 from lim_jax.network.masks import AttentionMask
 from lim_jax.network.positions import Alibi, Tempered
+from lim_jax.network.steps import euler
 
 Values = Mapping[str, tuple[Any, ...]]
 # The families' names of each size of `recipe.Sizes`.

@@ -8,10 +8,10 @@ from jaxtyping import Array
 
 from lim_jax.checkpoints.options import Configuration, require_config
 from lim_jax.checkpoints.tensor_reader import Reader, Tensor
-from lim_jax.network.flow import split
 from lim_jax.network.masks import AttentionMask, SwitchedMask
 from lim_jax.network.norms import HeadNorm, Norm
 from lim_jax.network.slots import Field
+from lim_jax.network.steps import split
 
 
 class Sizes(NamedTuple):

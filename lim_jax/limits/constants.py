@@ -18,7 +18,8 @@ from lim_jax._jit import filter_jit
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, require_on_grid
-from lim_jax.network.continuous_flow import ContinuousFlow, InterpolatedControl, require_continuous
+from lim_jax.network.continuous_flow import ContinuousFlow, require_continuous
+from lim_jax.network.controls import InterpolatedControl
 from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import unit_profile
 from lim_jax.network.regularity import HARDY, field_regularity, hardy_bound

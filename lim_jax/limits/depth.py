@@ -24,9 +24,11 @@ from lim_jax.limits.constants import (
 from lim_jax.limits.premises import require_lipschitz, require_resnet_premises
 from lim_jax.limits.refinement import Study, fit_order, refine
 from lim_jax.limits.schemes import Control, Flows, Scheme, Step, reference_flows
-from lim_jax.network.continuous_flow import ContinuousFlow, control_distance
-from lim_jax.network.flow import ResidualFlow, euler, heun, rk4, split, strang, unit_profile
+from lim_jax.network.continuous_flow import ContinuousFlow
+from lim_jax.network.controls import control_distance
+from lim_jax.network.flow import ResidualFlow, unit_profile
 from lim_jax.network.slots import State
+from lim_jax.network.steps import euler, heun, rk4, split, strang
 
 DepthFunction = Callable[[Array], Array]
 Follow = Callable[[PyTree, State, Grid], Float[Array, "times length width"]]

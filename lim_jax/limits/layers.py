@@ -20,12 +20,13 @@ from lim_jax.limits.fields import TERMINAL_LOSS, WIDTH, smooth_states
 from lim_jax.limits.refinement import Study, refine_against, richardson
 from lim_jax.limits.rows import Curve, Row
 from lim_jax.limits.schemes import Scheme, perturbation, reference_flows
-from lim_jax.network.continuous_flow import ContinuousFlow, linear_control
+from lim_jax.network.continuous_flow import ContinuousFlow
+from lim_jax.network.controls import linear_control
 from lim_jax.network.field import TransformerField
-from lim_jax.network.flow import euler, heun, rk4, split, strang
 from lim_jax.network.multihead import CausalAttention
 from lim_jax.network.norms import LayerNorm
 from lim_jax.network.slots import State
+from lim_jax.network.steps import euler, heun, rk4, split, strang
 from lim_jax.network.tokenwise import FeedForward
 
 

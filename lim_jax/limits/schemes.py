@@ -12,8 +12,9 @@ from jaxtyping import Array, Float, PyTree
 
 from lim_jax._jit import filter_jit
 from lim_jax.network.continuous_flow import ContinuousFlow
-from lim_jax.network.flow import ResidualFlow, euler, unit_profile
+from lim_jax.network.flow import ResidualFlow, unit_profile
 from lim_jax.network.slots import State
+from lim_jax.network.steps import euler
 
 Control = Callable[[Array], Any]
 Step = Callable[..., State]

@@ -15,8 +15,9 @@ from lim_jax._random import gaussian
 from lim_jax.loss.readouts import LinearReadout
 from lim_jax.models.causal import CausalLM
 from lim_jax.network.field import TransformerField
-from lim_jax.network.flow import ResidualFlow, split
+from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.positions import Rotary
+from lim_jax.network.steps import split
 
 BYTES = 256
 Tokens = Int[Array, "examples tokens"]

@@ -1,6 +1,7 @@
 from . import attention as attention
 from . import caps_and_sinks as caps_and_sinks
 from . import continuous_flow as continuous_flow
+from . import controls as controls
 from . import convolution as convolution
 from . import cudnn_attention as cudnn_attention
 from . import experts as experts
@@ -21,6 +22,7 @@ from . import regularity as regularity
 from . import ring as ring
 from . import short_convolution as short_convolution
 from . import slots as slots
+from . import steps as steps
 from . import tiled_attention as tiled_attention
 from . import tiles as tiles
 from . import tokenwise as tokenwise
@@ -28,15 +30,10 @@ from .attention import attention_kernel as attention_kernel
 from .attention import attention_weights as attention_weights
 from .attention import causal_attention as causal_attention
 from .continuous_flow import ContinuousFlow as ContinuousFlow
-from .continuous_flow import control_distance as control_distance
-from .continuous_flow import linear_control as linear_control
+from .controls import control_distance as control_distance
+from .controls import linear_control as linear_control
 from .field import TransformerField as TransformerField
 from .flow import ResidualFlow as ResidualFlow
-from .flow import euler as euler
-from .flow import heun as heun
-from .flow import rk4 as rk4
-from .flow import split as split
-from .flow import strang as strang
 from .masks import AttentionMask as AttentionMask
 from .multihead import CausalAttention as CausalAttention
 from .norms import LayerNorm as LayerNorm
@@ -48,5 +45,10 @@ from .regularity import attention_regularity as attention_regularity
 from .regularity import field_regularity as field_regularity
 from .regularity import trajectory_radius as trajectory_radius
 from .ring import RingAttention as RingAttention
+from .steps import euler as euler
+from .steps import heun as heun
+from .steps import rk4 as rk4
+from .steps import split as split
+from .steps import strang as strang
 from .tokenwise import FeedForward as FeedForward
 from .tokenwise import GatedFeedForward as GatedFeedForward

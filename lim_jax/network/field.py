@@ -26,8 +26,8 @@ class TransformerField(eqx.Module):
     r"""The complete field :math:`\mathscr F = \mathrm{Attn} + \mathrm{FNN}`.
 
     `eq:complete-vector-field-finite` on tokens, `eq:induced-transformer-field` in the continuum. In
-    steps of one `flow.split`, which applies its sublayers one after the other, is a layer of GPT-2
-    or Llama, and `flow.euler` the parallel block of GPT-NeoX,
+    steps of one `steps.split`, which applies its sublayers one after the other, is a layer of GPT-2
+    or Llama, and `steps.euler` the parallel block of GPT-NeoX,
     :math:`x + \mathrm{Attn}(x) + \mathrm{FNN}(x)`.
 
     Attributes

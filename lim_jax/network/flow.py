@@ -3,8 +3,8 @@ r"""Depth: residual recursions over layers.
 .. math:: X_{k+1} = X_k + \varepsilon\,\zeta(t_k)\,\mathscr F_{\theta_k}(X_k), \qquad
           t_k = k\varepsilon,\quad \varepsilon = T/M
 
-A GPT-2 block is `split` with a horizon of as many units as there are layers. The limit in depth is
-`continuous_flow.ContinuousFlow`.
+A GPT-2 block is `steps.split` with a horizon of as many units as there are layers. The limit in
+depth is `continuous_flow.ContinuousFlow`.
 """
 
 from collections.abc import Callable
@@ -26,13 +26,13 @@ from lim_jax._checks import (
     require_kind,
     require_name,
     require_positive,
-    require_scalar,
 )
 from lim_jax._precision import PRECISIONS, computing
 from lim_jax._products import is_linear
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 from lim_jax.network.layer_kinds import LayerIndex, LayersByKind, kinds_of, layer_of
-from lim_jax.network.slots import Field, State
+from lim_jax.network.slots import State
+from lim_jax.network.steps import euler
 from lim_jax.network.tiled_attention import ATTENTION_OUTPUTS
 from lim_jax.weights import FetchedLayers, in_memory, like_of
 
@@ -44,191 +44,6 @@ class Trajectory(NamedTuple):
 
     times: Float[Array, " times"]
     states: Float[Array, "times length width"]
-
-
-def euler(field: Field, x: State, grid: Grid, increment: Scalar | float) -> State:
-    r"""Take one residual step :math:`x + \varepsilon\zeta\,\mathscr F(x)` (`eq:discrete-residual`).
-
-    Parameters
-    ----------
-    field
-        A layer ``field(x, context, grid)``, which is given x in both slots.
-    x
-        The state, of shape ``(length, width)``.
-    grid
-        The positions.
-    increment
-        The scalar :math:`\varepsilon\zeta(t_k)`.
-
-    Returns
-    -------
-    State
-        The next state, of the shape of x.
-
-    Raises
-    ------
-    ValueError
-        If the state does not fit the grid, the field is no function, or the increment no scalar.
-
-    Examples
-    --------
-    >>> euler(lambda x, context, grid: -context, jnp.ones((2, 1)), lim.token_grid(2), 0.5).tolist()
-    [[0.5], [0.5]]
-    """
-    _require_step(field, x, grid, increment)
-    return x + increment * field(x, x, grid)
-
-
-def split(field: Any, x: State, grid: Grid, increment: Scalar | float) -> State:
-    r"""Take one pre-norm layer: the steps of the field's sublayers, one after the other.
-
-    :math:`\tilde x = x + \varepsilon\zeta\,\mathrm{Attn}(x)`, then
-    :math:`\tilde x + \varepsilon\zeta\,\mathrm{FNN}(\tilde x)` (`eq:complete-transformer-layer`).
-    It differs from `euler` by :math:`O(\varepsilon^2)` in each step.
-
-    Parameters
-    ----------
-    field
-        A layer with `sublayers`, such as a `TransformerField`: fields
-        ``sublayer(x, context, grid)``.
-    x
-        The state, of shape ``(length, width)``.
-    grid
-        The positions.
-    increment
-        The scalar :math:`\varepsilon\zeta(t_k)` of every sublayer.
-
-    Returns
-    -------
-    State
-        The next state, of the shape of x.
-
-    Raises
-    ------
-    ValueError
-        If the field has no `sublayers`, the state does not fit the grid, or the increment is no
-        scalar.
-    """
-    _require_sublayers(field)
-    for sublayer in field.sublayers:
-        x = euler(sublayer, x, grid, increment)
-    return x
-
-
-def heun(field: Field, x: State, grid: Grid, increment: Scalar | float) -> State:
-    r"""Take Heun's step, of order 2 in depth for a field that does not change within the layer.
-
-    By the mean of the field at x and at its `euler` step. To follow a control to order 2, sample it
-    in the middle of each layer.
-
-    Parameters
-    ----------
-    field
-        A layer ``field(x, context, grid)``, which is given the same state in both slots.
-    x
-        The state, of shape ``(length, width)``.
-    grid
-        The positions.
-    increment
-        The scalar :math:`\varepsilon\zeta(t_k)`.
-
-    Returns
-    -------
-    State
-        The next state, of the shape of x.
-
-    Raises
-    ------
-    ValueError
-        If the state does not fit the grid, the field is no function, or the increment no scalar.
-
-    Examples
-    --------
-    >>> heun(lambda x, context, grid: -context, jnp.ones((2, 1)), lim.token_grid(2), 0.5).tolist()
-    [[0.625], [0.625]]
-    """
-    _require_step(field, x, grid, increment)
-    slope = field(x, x, grid)
-    ahead = x + increment * slope
-    return x + increment * (slope + field(ahead, ahead, grid)) / 2
-
-
-def strang(field: Any, x: State, grid: Grid, increment: Scalar | float) -> State:
-    r"""Take a symmetric layer: the sublayers for half a step, then in reverse for the other half.
-
-    Each by `heun`, so the step is of order 2 where `split` is of order 1.
-
-    Parameters
-    ----------
-    field
-        A layer with `sublayers`, such as a `TransformerField`: fields
-        ``sublayer(x, context, grid)``.
-    x
-        The state, of shape ``(length, width)``.
-    grid
-        The positions.
-    increment
-        The scalar :math:`\varepsilon\zeta(t_k)`, of which every sublayer takes two halves.
-
-    Returns
-    -------
-    State
-        The next state, of the shape of x.
-
-    Raises
-    ------
-    ValueError
-        If the field has no `sublayers`, the state does not fit the grid, or the increment is no
-        scalar.
-    """
-    _require_sublayers(field)
-    require_scalar(increment, "increment")
-    for sublayer in (*field.sublayers, *reversed(field.sublayers)):
-        x = heun(sublayer, x, grid, increment / 2)
-    return x
-
-
-def rk4(field: Field, x: State, grid: Grid, increment: Scalar | float) -> State:
-    r"""Take the classical Runge--Kutta step, of order 4 for a field that is constant in the layer.
-
-    Parameters
-    ----------
-    field
-        A layer ``field(x, context, grid)``, which is given the same state in both slots.
-    x
-        The state, of shape ``(length, width)``.
-    grid
-        The positions.
-    increment
-        The scalar :math:`\varepsilon\zeta(t_k)`.
-
-    Returns
-    -------
-    State
-        The next state, of the shape of x.
-
-    Raises
-    ------
-    ValueError
-        If the state does not fit the grid, the field is no function, or the increment no scalar.
-
-    Examples
-    --------
-    >>> state = rk4(lambda x, context, grid: -context, jnp.ones((1, 1)), lim.token_grid(1), 0.5)
-    >>> round(float(state[0, 0]), 6)  # 1 - h + h^2/2 - h^3/6 + h^4/24
-    0.606771
-    """
-    _require_step(field, x, grid, increment)
-
-    def slope(state: State) -> State:
-        """Evaluate the field at a state."""
-        return field(state, state, grid)
-
-    first = slope(x)
-    second = slope(x + increment / 2 * first)
-    third = slope(x + increment / 2 * second)
-    fourth = slope(x + increment * third)
-    return x + increment / 6 * (first + 2 * second + 2 * third + fourth)
 
 
 def unit_profile(time: Scalar) -> Scalar:
@@ -277,7 +92,7 @@ class ResidualFlow(eqx.Module):
     --------
     >>> keys = jax.random.split(jax.random.key(0), 8)
     >>> layers = jax.vmap(lambda key: lim.TransformerField.init(6, heads=2, key=key))(keys)
-    >>> flow = ResidualFlow(layers, step=split)
+    >>> flow = ResidualFlow(layers, step=lim.split)
     >>> x = jax.random.normal(jax.random.key(1), (5, 6))
     >>> flow(x, lim.token_grid(5)).shape, flow.trajectory(x, lim.token_grid(5)).states.shape
     ((5, 6), (9, 5, 6))
@@ -530,21 +345,6 @@ class ResidualFlow(eqx.Module):
     def _times(self, dtype: DTypeLike) -> Float[Array, " times"]:
         """Return the depth times of all states, from 0 to the horizon."""
         return jnp.linspace(0.0, self.horizon, self.depth + 1, dtype=dtype)
-
-
-def _require_sublayers(field: Any) -> None:
-    """Raise ValueError unless a field has sublayers."""
-    got = f"{type(field).__name__} without sublayers"
-    expected = "a field such as TransformerField"
-    cure = "Give the field its sublayers, or take the step euler."
-    require(hasattr(field, "sublayers"), "field", got=got, expected=expected, cure=cure)
-
-
-def _require_step(field: Any, x: State, grid: Grid, increment: Scalar | float) -> None:
-    """Raise ValueError unless the arguments of a step fit."""
-    require_callable(field, "field", "field(x, context, grid)")
-    require_on_grid(x, grid, "x", "length width")
-    require_scalar(increment, "increment")
 
 
 def require_flow(flow: Any) -> None:

@@ -20,7 +20,7 @@ from lim_jax.network.attention import causal_attention, weights_of_rows
 from lim_jax.network.caps_and_sinks import PLAIN, Shaping
 from lim_jax.network.experts import MixtureOfExperts
 from lim_jax.network.field import SumOfFields, TransformerField, heads_of
-from lim_jax.network.flow import ResidualFlow, euler, split
+from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.gated_delta import GatedDelta, KimiDelta
 from lim_jax.network.latent import LatentAttention
 from lim_jax.network.mamba2 import Mamba2
@@ -29,6 +29,7 @@ from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.recurrent import RecurrentMixer
 from lim_jax.network.short_convolution import ShortConvolution
 from lim_jax.network.slots import State
+from lim_jax.network.steps import euler, split
 from lim_jax.network.tokenwise import FeedForward, GatedFeedForward, NormedResidual
 
 Place = Int[Array, ""]

@@ -27,7 +27,7 @@ import lim_jax as lim
 from lim_jax.adjoint.ledger import RegionalChannels, boundary_strengths, relative_energies
 from lim_jax.adjoint.sites import attention_sites
 from lim_jax.adjoint.tangent import causal_by_construction
-from lim_jax.network.continuous_flow import linear_control
+from lim_jax.network.controls import linear_control
 
 GRID = lim.graded_grid(LENGTH)
 DEPTH = 12

@@ -24,7 +24,7 @@ from reference.networks import (
 
 import lim_jax as lim
 from lim_jax.adjoint import residual
-from lim_jax.network.continuous_flow import linear_control
+from lim_jax.network.controls import linear_control
 
 
 def uneven(time):

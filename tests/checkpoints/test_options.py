@@ -21,10 +21,10 @@ from lim_jax.checkpoints.tensor_reader import (
     tanh_gelu,
     xielu,
 )
-from lim_jax.network.flow import euler, split
 from lim_jax.network.frequencies import rotary_frequencies
 from lim_jax.network.norms import RMSNorm
 from lim_jax.network.positions import Alibi, Rotary, Tempered, UnitRotary
+from lim_jax.network.steps import euler, split
 
 SIZES = {
     "vocab_size": 11, "hidden_size": 64, "intermediate_size": 40, "num_hidden_layers": 6,

@@ -17,7 +17,7 @@ from lim_jax.grid.cells import CellGrid
 from lim_jax.limits.constants import depth_constants, largest_control_distances
 from lim_jax.limits.rows import Row, rates_table
 from lim_jax.limits.schemes import Scheme
-from lim_jax.network.continuous_flow import InterpolatedControl, linear_control
+from lim_jax.network.controls import InterpolatedControl, linear_control
 from lim_jax.network.flow import unit_profile
 from lim_jax.network.regularity import field_regularity
 

@@ -20,7 +20,7 @@ from scipy.linalg import expm
 import lim_jax as lim
 from lim_jax.limits import Quantity, mean_square, network_studies
 from lim_jax.limits.refinement import largest
-from lim_jax.network.continuous_flow import LayerwiseControl
+from lim_jax.network.controls import LayerwiseControl
 from lim_jax.network.masks import AttentionMask
 from lim_jax.network.positions import Rotary
 from lim_jax.network.tokenwise import GatedFeedForward

@@ -25,11 +25,11 @@ from lim_jax.limits.schemes import (
     perturbation,
     reference_flows,
 )
-from lim_jax.network.continuous_flow import linear_control
-from lim_jax.network.flow import heun, rk4, strang
+from lim_jax.network.controls import linear_control
 from lim_jax.network.masks import AttentionMask
 from lim_jax.network.positions import Rotary
 from lim_jax.network.regularity import field_regularity
+from lim_jax.network.steps import heun, rk4, strang
 
 GRID = lim.token_grid(12)
 SIZES = (15, 30, 60, 90)  # two thirds and a fifth are ends of tokens, whose matrices are dense

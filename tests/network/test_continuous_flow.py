@@ -16,13 +16,9 @@ import lim_jax as lim
 from lim_jax.adjoint.adjoint_equation import continuous_adjoint
 from lim_jax.grid.panels import gauss_grid
 from lim_jax.limits.fields import smooth_states
-from lim_jax.network.continuous_flow import (
-    ContinuousFlow,
-    LayerwiseControl,
-    control_distance,
-    linear_control,
-)
-from lim_jax.network.flow import heun
+from lim_jax.network.continuous_flow import ContinuousFlow
+from lim_jax.network.controls import LayerwiseControl, control_distance, linear_control
+from lim_jax.network.steps import heun
 
 GRID = lim.token_grid(12)
 TIGHT = diffrax.PIDController(rtol=1e-10, atol=1e-10)

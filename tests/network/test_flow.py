@@ -20,7 +20,8 @@ from reference.networks import SCHEMES, falling_profile, layer_of, random_flow, 
 import lim_jax as lim
 from lim_jax.cost.counting import operations
 from lim_jax.network import attention
-from lim_jax.network.flow import heun, rk4, strang, unit_profile
+from lim_jax.network.flow import unit_profile
+from lim_jax.network.steps import heun, rk4, strang
 
 GRID = lim.token_grid(12)
 

@@ -16,7 +16,7 @@ from reference.networks import GRIDS, layer_of, random_flow, random_states, rand
 import lim_jax as lim
 from lim_jax.grid.cells import CellGrid
 from lim_jax.network import regularity
-from lim_jax.network.continuous_flow import linear_control
+from lim_jax.network.controls import linear_control
 from lim_jax.network.norms import LayerNorm
 from lim_jax.network.positions import UnitRotary
 from lim_jax.network.regularity import (

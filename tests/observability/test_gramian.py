@@ -14,7 +14,7 @@ from reference.networks import random_flow, random_states
 
 import lim_jax as lim
 from lim_jax import probes
-from lim_jax.network.flow import heun
+from lim_jax.network.steps import heun
 from lim_jax.observability import gramian
 from lim_jax.observability.gramian import (
     ObservedTokens,

@@ -17,7 +17,7 @@ from reference.light import light_flow
 from reference.networks import VOCABULARY, random_labels, random_states, randomised
 
 import lim_jax as lim
-from lim_jax.network.continuous_flow import LayerwiseControl
+from lim_jax.network.controls import LayerwiseControl
 from lim_jax.observability import gramian, trace_estimates
 from lim_jax.training.density_objectives import (
     Penalty,

@@ -19,9 +19,9 @@ from lim_jax.checkpoints.rope_config import (
     slide_if_stated,
 )
 from lim_jax.checkpoints.tensor_reader import bloom_gelu, exact_gelu
-from lim_jax.network.flow import euler, split
 from lim_jax.network.masks import AttentionMask
 from lim_jax.network.positions import Alibi
+from lim_jax.network.steps import euler, split
 
 EVERYWHERE = Biases(qkv=True, attention_output=True, mlp=True)
 MASKS = ("bias", "masked_bias", "rotary_emb.inv_freq")
