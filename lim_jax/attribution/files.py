@@ -12,7 +12,7 @@ from lim_jax.attribution.answer_comparison import ANSWER, ComparedAnswers
 from lim_jax.attribution.mean_scores import ScoresOfContexts
 from lim_jax.attribution.method import Scores
 from lim_jax.attribution.orders import ShuffledShares
-from lim_jax.attribution.parts import Shares, context_ids, is_document, iterate_parts
+from lim_jax.attribution.parts import PartsByContext, context_ids, is_document, iterate_parts
 from lim_jax.attribution.profile_run import Measured
 from lim_jax.attribution.signed_profile import SignedProfile
 from lim_jax.attribution.token_text import group_tokens
@@ -48,7 +48,11 @@ def write_measured(result: Measured, signed: SignedProfile | None, folder: Path)
 
 
 def write_contexts(
-    measured: MeasuredContexts, influence: Influence, shares: Shares, numbers: range, folder: Path
+    measured: MeasuredContexts,
+    influence: Influence,
+    shares: PartsByContext,
+    numbers: range,
+    folder: Path,
 ) -> None:
     """Write contexts.npz, contexts.csv and records_by_context.csv, numbered like tokens.csv."""
     save(measured, folder / CONTEXTS)
@@ -59,14 +63,21 @@ def write_contexts(
     columns = numbers, measured.names, lengths, measured.asked, totals.tolist()
     rows = zip(*columns, *parts.T.tolist(), strict=True)
     write_table(folder / "contexts.csv", FILES["contexts.csv"], rows)
-    records = [
-        (number, id, part.name, part.kind, share, int(tokens), token_share)
-        for at, (number, id) in enumerate(zip(numbers, measured.names, strict=True))
-        for part in shares
-        for share, tokens, token_share in [part.values[at].tolist()]
-        if not np.isnan(share)
-    ]
+    records = _shares_by_context(measured, shares, numbers)
     write_table(folder / "records_by_context.csv", FILES["records_by_context.csv"], records)
+
+
+def _shares_by_context(
+    measured: MeasuredContexts, parts: PartsByContext, numbers: range
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of records_by_context.csv: the share of each part that a context has."""
+    for row, (number, id) in enumerate(zip(numbers, measured.names, strict=True)):
+        for part in parts:
+            share = float(part.scores[row])
+            if not np.isnan(share):
+                tokens = int(part.tokens[row])
+                token_share = float(part.token_shares[row])
+                yield number, id, part.name, part.kind, share, tokens, token_share
 
 
 def write_scores(result: ScoresOfContexts, loss: str, folder: Path) -> None:

@@ -106,8 +106,23 @@ def mean_scores_of_parts(
     ]
     records = []
     for part, mean in zip(parts, mean_shares(parts, contexts, speaking_for), strict=True):
-        share = float(np.nanmean(part.values[:, 0] / sizes)) if is_document(*part[:2]) else None
-        records.append(MeanScore(*mean[:4], share, *mean[4:]))
+        of_documents = None
+        if is_document(part.name, part.kind):
+            of_documents = float(np.nanmean(part.scores / sizes))
+        records.append(
+            MeanScore(
+                mean.name,
+                mean.kind,
+                score=mean.share,
+                error=mean.error,
+                of_documents=of_documents,
+                tokens=mean.tokens,
+                of_tokens=mean.of_tokens,
+                contexts=mean.contexts,
+                texts=mean.texts,
+                most=mean.most,
+            )
+        )
     return records
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lim_jax.attribution.parts import Shares, part_text, shares_by_context
+from lim_jax.attribution.parts import PartsByContext, part_text, shares_by_context
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.interpolation import carrying_shares
 from lim_jax.prompts.contexts import Context, positions_by_name
@@ -29,12 +29,22 @@ class ShuffledShares(NamedTuple):
 
 def average_orders(
     lines: Sequence[ShuffledContexts], energies: Sequence[np.ndarray]
-) -> tuple[list[Context], list[np.ndarray], Shares]:
+) -> tuple[list[Context], list[np.ndarray], PartsByContext]:
     """Return the first context of each line, with energies and shares averaged over its orders."""
+
+    def average(by_context: np.ndarray) -> np.ndarray:
+        """Average what all contexts have over the orders of each line."""
+        by_order = by_context.reshape(len(lines), -1).T
+        return sum(by_order, np.zeros(len(lines))) / len(by_order)
+
     every = [context for line in lines for context in line.contexts]
     names = list(dict.fromkeys(name for line in lines for name in line.names))
     by_line = [
-        part._replace(values=part.values.reshape(len(lines), -1, 3).mean(axis=1))
+        part._replace(
+            scores=average(part.scores),
+            tokens=average(part.tokens),
+            token_shares=average(part.token_shares),
+        )
         for part in shares_by_context(every, energies)
     ]
     # In the order in which the lines have them, not that of the first shuffle.

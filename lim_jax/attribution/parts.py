@@ -21,17 +21,31 @@ IN_NO_PART = "the rest, in no part"
 
 
 class PartByContext(NamedTuple):
-    """What a part holds of each context: its share, its tokens, and their share; NaN without it."""
+    """A part's score in each context; NaN in contexts that lack the part.
+
+    Attributes
+    ----------
+    name, kind
+        The part, as `iterate_parts` names it.
+    scores
+        Its share of the context's influence, or its score by another method.
+    tokens, token_shares
+        How many tokens it has, and their share of the context's tokens.
+    """
 
     name: str
     kind: str
-    values: Float[np.ndarray, "contexts 3"]
+    scores: Float[np.ndarray, " contexts"]
+    tokens: Float[np.ndarray, " contexts"]
+    token_shares: Float[np.ndarray, " contexts"]
 
 
-Shares = Sequence[PartByContext]
+PartsByContext = Sequence[PartByContext]
 
 
-def shares_by_context(contexts: Sequence[Context], energies: Sequence[np.ndarray]) -> Shares:
+def shares_by_context(
+    contexts: Sequence[Context], energies: Sequence[np.ndarray]
+) -> PartsByContext:
     """Return the share of the influence that each named part holds of each context."""
     scores = []
     for context, energy in zip(contexts, energies, strict=True):
@@ -43,8 +57,8 @@ def shares_by_context(contexts: Sequence[Context], energies: Sequence[np.ndarray
 
 def scores_by_context(
     contexts: Sequence[Context], scores: Sequence[Mapping[tuple[str, str], float]]
-) -> Shares:
-    """Collect each part's score, in place of a share, and its tokens, a row for each context.
+) -> PartsByContext:
+    """Collect the score and the tokens that each part has in each context.
 
     A document without a score has no tokens and gives nothing; other parts without are left out.
     """
@@ -53,10 +67,12 @@ def scores_by_context(
         for part, positions in iterate_parts(context):
             if part not in scores_of_context and not is_document(*part):
                 continue
-            missing = np.full((len(contexts), 3), np.nan)
-            part_rows = parts.setdefault(part, PartByContext(*part, missing))
-            score = scores_of_context.get(part, 0.0)
-            part_rows.values[number] = score, positions.size, positions.size / context.length
+            if part not in parts:
+                parts[part] = PartByContext(*part, *np.full((3, len(contexts)), np.nan))
+            by_context = parts[part]
+            by_context.scores[number] = scores_of_context.get(part, 0.0)
+            by_context.tokens[number] = positions.size
+            by_context.token_shares[number] = positions.size / context.length
     return sorted(parts.values(), key=lambda part: part.kind == UNNAMED)
 
 
@@ -115,11 +131,14 @@ def context_ids(contexts: Sequence[Context]) -> list[str]:
 
 
 def measured_contexts(
-    contexts: Sequence[Context], energies: Sequence[np.ndarray], shares: Shares, delta: float
+    contexts: Sequence[Context],
+    energies: Sequence[np.ndarray],
+    shares: PartsByContext,
+    delta: float,
 ) -> MeasuredContexts:
     """Return what was measured of contexts, under their ids."""
     first_queries = [context.first_query for context in contexts]
-    by_name = {part.name: part.values[:, 0].tolist() for part in shares if part.kind != UNNAMED}
+    by_name = {part.name: part.scores.tolist() for part in shares if part.kind != UNNAMED}
     return MeasuredContexts(context_ids(contexts), list(energies), first_queries, by_name, delta)
 
 
@@ -141,7 +160,7 @@ class MeanShare(NamedTuple):
 
 
 def mean_shares(
-    shares: Shares, contexts: Sequence[Context], energies: Sequence[Energy]
+    shares: PartsByContext, contexts: Sequence[Context], energies: Sequence[Energy]
 ) -> list[MeanShare]:
     """Average what each part holds over `contexts`, and name the tokens that hold most of it."""
     by_text = defaultdict[tuple[str, str], Counter](Counter)
@@ -156,8 +175,16 @@ def mean_shares(
 
 def _mean_share(part: PartByContext, by_text: Counter, texts: int) -> MeanShare:
     """Average a part's share and its tokens over the contexts that have it."""
-    share, tokens, share_of_tokens = part.values[~np.isnan(part.values[:, 0])].T
-    mean, error = map(float, sample_mean(jax.device_put(share)))
-    sizes = float(tokens.mean()), float(share_of_tokens.mean()), share.size, texts
-    most = most_in_words(by_text) if any(by_text.values()) else ""
-    return MeanShare(part.name, part.kind, mean, error, *sizes, most)
+    is_here = ~np.isnan(part.scores)
+    mean, error = map(float, sample_mean(jax.device_put(part.scores[is_here])))
+    return MeanShare(
+        part.name,
+        part.kind,
+        share=mean,
+        error=error,
+        tokens=float(part.tokens[is_here].mean()),
+        of_tokens=float(part.token_shares[is_here].mean()),
+        contexts=int(is_here.sum()),
+        texts=texts,
+        most=most_in_words(by_text) if any(by_text.values()) else "",
+    )

@@ -16,7 +16,7 @@ from lim_jax.attribution.orders import ShuffledShares, average_orders, shuffled_
 from lim_jax.attribution.parts import (
     Energy,
     MeanShare,
-    Shares,
+    PartsByContext,
     mean_shares,
     measured_contexts,
     shares_by_context,
@@ -53,7 +53,7 @@ class Measured(NamedTuple):
     influence: Influence
     without_queries: Influence | None
     records: Sequence[MeanShare]
-    shares: Shares
+    shares: PartsByContext
     measured: MeasuredContexts
     shuffled: ShuffledShares | None
     accounts: Sequence[TokenBreakdown] = ()

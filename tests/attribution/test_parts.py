@@ -31,9 +31,14 @@ TWO = context("abcd", one=[0], two=[1, 2])
 ONE = context("efg", three=[0, 1])
 
 
+def columns_of(part):
+    """Return a part's score, tokens and share of the tokens, a row for each context."""
+    return np.stack([part.scores, part.tokens, part.token_shares], axis=1)
+
+
 def test_a_share_is_of_all_that_the_context_holds():
     shares = shares_by_context([TWO, ONE], [np.array([1.0, 2, 3, 4]), np.array([2.0, 2, 4])])
-    held = {part.name: part.values.tolist() for part in shares}
+    held = {part.name: columns_of(part) for part in shares}
     nan = [np.nan] * 3
     np.testing.assert_array_equal(held["one"], [[0.1, 1, 1 / 4], nan])
     np.testing.assert_array_equal(held["two"], [[0.5, 2, 2 / 4], nan])
@@ -122,7 +127,7 @@ def test_orders_of_a_line_are_averaged_and_their_parts_stand_as_in_the_line():
     assert alone == [shuffled.contexts[0]]
     np.testing.assert_allclose(averaged[0], np.mean(ENERGIES, axis=0))
     assert [part.name for part in shares] == ["A", "B", "C", ""]
-    held = [part.values[0, 0] for part in shares]
+    held = [part.scores[0] for part in shares]
     # By order A holds 0.1, 0.2, 0.4; B 0.6, 0.4, 0.3; C 0.1, 0.2, 0.1.
     np.testing.assert_allclose(held, [0.7 / 3, 1.3 / 3, 0.4 / 3, 0.2])
 

@@ -267,9 +267,12 @@ def test_orders_of_other_lengths_are_averaged_on_the_first_ones_tokens():
     second = np.repeat(energies[1], 2).reshape(4, 3).mean(axis=1)
     np.testing.assert_allclose(averaged[0], (energies[0] + second) / 2, rtol=1e-12)
     assert alone == [line.contexts[0]]
-    expected = [[(4 / 8 + 8 / 15) / 2, 1.5, (1 / 4 + 2 / 6) / 2]]
+    expected = np.array([(4 / 8 + 8 / 15) / 2, 1.5, (1 / 4 + 2 / 6) / 2])
     assert [(share.name, share.kind) for share in shares] == [("the rest", "part"), ("", "rest")], (
         "a name of ours"
     )
-    np.testing.assert_allclose(shares[0].values, expected)
-    np.testing.assert_allclose(shares[1].values, np.array([[1, 5, 1]]) - expected)
+    named, rest = (
+        np.concatenate([share.scores, share.tokens, share.token_shares]) for share in shares
+    )
+    np.testing.assert_allclose(named, expected)
+    np.testing.assert_allclose(rest, np.array([1, 5, 1]) - expected)
