@@ -53,12 +53,24 @@ def no_prefix(*_: Any, **__: Any) -> None:
 
 
 class Run(NamedTuple):
-    """How a computation goes on: a folder that keeps what is finished, and a bar as tqdm's.
+    """How a method's computation goes on: what it keeps, what it shows, what it may reuse.
 
-    `padding` is that of contexts, where it is not `ids.padded_length`. ``prefix(log_weights)``
-    returns what a context begins with, if the model reads that once for several of them, and None
-    else; with ``keep_states=True`` it has the states that derivatives need. ``texts(kept)`` returns
-    the same of texts that keep some of the context's places, a row for each.
+    Attributes
+    ----------
+    checkpoint
+        A folder for finished results, from which an interrupted run goes on; None for none.
+    bar
+        A progress bar, called as tqdm is.
+    padding
+        The lengths to which contexts are padded; None for `ids.padded_length`.
+    prefix
+        ``prefix(log_weights, keep_states=False)``: the `ReadPrefix` of the ids with which this
+        context and others begin, read with each log weight on all documents; None where it shares
+        none, or layers would keep too much of it. With `keep_states` it has the states that
+        derivatives need.
+    texts
+        ``texts(kept)``: what several texts keep of such a prefix, read, a row of `kept` for each
+        text and a column for each position; None as of `prefix`.
     """
 
     checkpoint: Path | None = None
@@ -92,9 +104,9 @@ class Scores(NamedTuple):
     note
         What else is to be known of these scores, in a sentence behind the finding.
     errors
-        The standard deviation of each score after what the method read, or what a path's score
-        changed when its gradients were last doubled; NaN where the method does not say it, and None
-        of methods that have no errors.
+        The standard deviation of each score given what was read; of the mask path, by how much
+        a score changed when its gradients were last doubled. NaN where the method knows no error,
+        None for methods without errors.
     losses
         The loss of each part of the answer on the whole context, of methods that read it; None
         else.
