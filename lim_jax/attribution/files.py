@@ -42,9 +42,9 @@ def write_measured(result: Measured, signed: SignedProfile | None, folder: Path)
     write_table(folder / "profile.csv", columns, rows)
     write_table(folder / "tokens.csv", FILES["tokens.csv"], tokens_table(result))
     write_table(folder / "records.csv", FILES["records.csv"], result.records)
-    orders = len(result.contexts) // len(result.measured.names)
+    orders = len(result.contexts) // len(result.by_id.names)
     numbered = range(0, len(result.contexts), orders)
-    write_contexts(result.measured, overall, result.shares, numbered, folder)
+    write_contexts(result.by_id, overall, result.shares, numbered, folder)
 
 
 def write_contexts(

@@ -43,9 +43,23 @@ def no_bar(items: Sequence[Any], **_: Any) -> Iterable[Any]:
 
 
 class Measured(NamedTuple):
-    """All that was measured: energies on each context's own grid, the influence on a common one.
+    r"""What `measure` found: of each context on its own grid, and over contexts on a common one.
 
-    Without queries are the tokens before the first that is asked; None where that is a first one.
+    Attributes
+    ----------
+    contexts, energies
+        All contexts, and :math:`\|P_0(p_i)\|^2` of each on its token grid.
+    influence, without_queries
+        The influence over contexts, of all tokens and of those before each first query; the second
+        is None if some context asks at its first token. Orders of one line are averaged first.
+    records, shares
+        What each named part holds on average, and in each context or line.
+    by_id
+        Energies and shares under the ids of contexts or lines, as contexts.npz keeps them.
+    shuffled
+        Shares by document and place; None without `orders`.
+    accounts
+        The breakdown by token of the contexts that a page shows.
     """
 
     contexts: Sequence[Context]
@@ -54,7 +68,7 @@ class Measured(NamedTuple):
     without_queries: Influence | None
     records: Sequence[MeanShare]
     shares: PartsByContext
-    measured: MeasuredContexts
+    by_id: MeasuredContexts
     shuffled: ShuffledShares | None
     accounts: Sequence[TokenBreakdown] = ()
 
@@ -111,16 +125,18 @@ def measure(
         alone = contexts
         averaged = energies
         shares = shares_by_context(contexts, energies)
-    measured = measured_contexts(alone, averaged, shares, delta)
+    by_id = measured_contexts(alone, averaged, shares, delta)
+    influence, without_queries = pooled_influences(averaged, by_id.asked, delta)
     return Measured(
         contexts,
         energies,
-        *pooled_influences(averaged, measured.asked, delta),
-        mean_shares(shares, contexts, energies),
-        shares,
-        measured,
-        shuffled_shares(orders, energies) if orders else None,
-        accounts,
+        influence,
+        without_queries,
+        records=mean_shares(shares, contexts, energies),
+        shares=shares,
+        by_id=by_id,
+        shuffled=shuffled_shares(orders, energies) if orders else None,
+        accounts=accounts,
     )
 
 

@@ -283,7 +283,7 @@ def write_profile(
     """Write profile.json, tables and figures."""
     write_measured(result, signed, folder)
     if result.shuffled is not None:
-        write_shuffled(result.shuffled, result.measured.names, title, folder)
+        write_shuffled(result.shuffled, result.by_id.names, title, folder)
     for name, influence in result.influences.items():
         plots.figure_style.save_figure(plots.influence_profile(influence, title), folder, name)
     if signed is not None:

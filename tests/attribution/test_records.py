@@ -298,7 +298,7 @@ def test_of_documents_in_several_orders_records_name_the_tokens_of_all_of_them(m
     contexts = [context("AB.", A=[0], B=[1]), context("BA,", B=[0], A=[1])]
     orders = [ShuffledContexts(("A", "B"), np.array([[0, 1], [1, 0]]), tuple(contexts))]
     result, _ = measured(monkeypatch, contexts=contexts, orders=orders)
-    assert len(result.measured.energies) == 1 and result.shuffled is not None
+    assert len(result.by_id.energies) == 1 and result.shuffled is not None
     first, second, rest = result.records
     assert (first.name, first.contexts, second.name) == ("A", 1, "B")
     assert first.share == pytest.approx((2 / 4 + 1 / 4) / 2)
