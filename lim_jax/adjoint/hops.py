@@ -99,24 +99,43 @@ def pull_back_hops(
     grid: Grid,
     sparse: SparseRows | None = None,
 ) -> tuple[Covectors, SparseRows | None, list[Stage]]:
-    """Carry :math:`P_{k+1}^{(r)}` back through one layer to :math:`P_k^{(r)}`.
+    """Carry the covectors of each number of hops back through one layer.
 
-    Without the covector of no hops, where that is given as `sparse`.
+    Parameters
+    ----------
+    flow, grid
+        The flow, of step `euler` or `split`, and the positions.
+    layer
+        The pair of a field and its increment that `flow.scan` hands to its body.
+    state
+        The state before the layer.
+    hops
+        :math:`P_{k+1}^{(r)}`, densities: row r has r hops, or with `sparse` r + 1; the last row
+        also holds all higher orders.
+    sparse
+        The covector of no hops by itself, zero but at a few positions; None if it is row 0 of
+        `hops`.
+
+    Returns
+    -------
+    tuple
+        :math:`P_k^{(r)}` in rows as above; the sparse covector before the layer, or None; and the
+        layer's stages, the last first, each with the sum of all these covectors at it.
     """
     stages = []
     for field, at, pull in linearised_stages(flow, layer, state, grid):
         parts, sparse_parts, heads = pull(hops, sparse)
         covector, local, kernel = (part.sum(axis=0) for part in (hops, *parts))
-        first = jnp.zeros_like(kernel)
+        from_sparse = jnp.zeros_like(kernel)  # what the sparse covector gives to one hop
         if sparse is not None and sparse_parts is not None:
             local_rows = sparse._replace(rows=sparse_parts.local)
-            first = sparse_parts.kernel
+            from_sparse = sparse_parts.kernel
             covector += sparse.dense(len(state))
             local += local_rows.dense(len(state))
             sparse = sparse._replace(rows=sparse.rows + local_rows.rows)
-            kernel = kernel + first
+            kernel = kernel + from_sparse
         stages.append(Stage(field, at, covector, Parts(local, kernel), heads))
-        one_more = jnp.roll(parts.kernel, 1, axis=0).at[0].set(first)
+        one_more = jnp.roll(parts.kernel, 1, axis=0).at[0].set(from_sparse)
         hops = (hops + parts.local + one_more).at[-1].add(parts.kernel[-1])
     return hops, sparse, stages
 

@@ -130,14 +130,14 @@ def _linearise_heads(attention: Any, x: State, grid: Grid) -> tuple[State, Pull]
     """Linearise attention or a recurrent layer at x, once for all covectors and heads."""
     weights = grid.weights[:, None]
     softmax = isinstance(attention, CausalAttention)
-    where = attention.rope(grid) if softmax else grid
-    sources, pull_sources = jax.vjp(lambda context: attention.sources(context, where), x)
+    source_argument = attention.rope(grid) if softmax else grid
+    sources, pull_sources = jax.vjp(lambda context: attention.sources(context, source_argument), x)
     heads = heads_of(attention)
 
     def attend(x: State, *by_heads: Array) -> State:
         """Apply the attention with each query head's own copy of its sources."""
         if softmax:
-            query = attention.queries(x, where)
+            query = attention.queries(x, source_argument)
             return attention.attended(query, *by_heads, attention.gates(x), grid)
         output = attention.reads(x, jax.tree.unflatten(jax.tree.structure(sources), by_heads), grid)
         return attention.project_output(output, attention.gates(x))
