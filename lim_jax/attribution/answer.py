@@ -17,7 +17,7 @@ from lim_jax.attribution.parts import IN_NO_PART, UNNAMED
 from lim_jax.attribution.support import AGAINST, Support, Verdict
 from lim_jax.attribution.together import Together
 from lim_jax.prompts.contexts import Context
-from lim_jax.results.context_energies import percent
+from lim_jax.results.percentages import percent
 from lim_jax.results.tables import FILES
 
 

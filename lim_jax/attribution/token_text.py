@@ -7,7 +7,7 @@ from unicodedata import category
 from jaxtyping import Float
 
 from lim_jax._terminal import MARKS as OBEYED_MARKS
-from lim_jax.results.context_energies import percent
+from lim_jax.results.percentages import percent
 
 MARKS = {" ": "␣", **OBEYED_MARKS}
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # of a token that makes no character by itself

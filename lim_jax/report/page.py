@@ -33,7 +33,7 @@ from lim_jax.report.token_cards import (
     shown_context,
 )
 from lim_jax.report.wording import certificate_words, index_words, verdict
-from lim_jax.results.context_energies import percent
+from lim_jax.results.percentages import percent
 
 jinja2: Any = lazy_loader.load("jinja2")  # of the extra; the rest does without
 markupsafe: Any = lazy_loader.load("markupsafe")

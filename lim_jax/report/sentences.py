@@ -14,7 +14,7 @@ from lim_jax.attribution.parts import IN_NO_PART, UNNAMED, MeanShare
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS
 from lim_jax.report.wording import PLAIN, QUESTIONS, verdict
-from lim_jax.results.context_energies import error_words, percent
+from lim_jax.results.percentages import error_words, percent
 
 ANSWERS = {True: "Yes, so it follows.", False: "No, so nothing follows."}
 CHANNELS_SAY = (

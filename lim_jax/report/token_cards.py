@@ -19,7 +19,7 @@ from lim_jax.explanations.account import HOPS, TokenBreakdown
 from lim_jax.prompts.contexts import positions_by_name
 from lim_jax.report.shades import Shading
 from lim_jax.report.wording import digits, with_error
-from lim_jax.results.context_energies import percent
+from lim_jax.results.percentages import percent
 
 REGIONS = ("left", "middle", "right")
 FIELDS = ("token", "place", "position", "density", "mean", "part", "asks", *CHANNELS, *HOPS)

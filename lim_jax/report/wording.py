@@ -7,7 +7,7 @@ import numpy as np
 from lim_jax._checks import require
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.density.statistics import Influence
-from lim_jax.results.context_energies import error_words
+from lim_jax.results.percentages import error_words
 
 SAYING = {
     "held": "Its premises and inequalities hold here, so it follows: {conclusion}.",

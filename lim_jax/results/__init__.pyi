@@ -4,6 +4,7 @@ from . import comparison_tables as comparison_tables
 from . import context_energies as context_energies
 from . import descriptions as descriptions
 from . import labelled as labelled
+from . import percentages as percentages
 from . import run_folder as run_folder
 from . import tables as tables
 from . import two_way as two_way

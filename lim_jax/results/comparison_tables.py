@@ -1,17 +1,19 @@
 """Two results beside each other in sentences, tables and plain numbers."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from lim_jax.density.statistics import numbers_by_name
+from lim_jax.results.comparison import Comparison
 from lim_jax.results.context_energies import (
     ComparedContexts,
     ComparedInfluences,
     ComparedShares,
-    middle_in_words,
-    record_in_words,
 )
+from lim_jax.results.percentages import points_in_words
 
 Row = tuple[Any, ...]  # the name, both numbers, their difference and its error
 WITHOUT_QUERIES = ", queries left out"
@@ -40,6 +42,35 @@ def finding(compared: ComparedContexts, names: tuple[str, str]) -> str:
     if compared.shares:
         lines.append(f"{record_in_words(compared.shares, names)} {BY_NAME}")
     return "\n".join(lines)
+
+
+def middle_in_words(change: Comparison, names: Sequence[str] = ("first", "second")) -> str:
+    """Say what the middle gained or lost, in percentage points of the influence."""
+    size = float(np.asarray(change.regions.weights)[1].sum())
+    change_in_words = points_in_words(
+        size * float(change.indices.middle), size * float(change.index_errors.middle)
+    )
+    return "{1} uses the middle {2} than {0}{3}.".format(*names, *change_in_words)
+
+
+def record_in_words(
+    shares: Mapping[str, ComparedShares], names: Sequence[str] = ("first", "second")
+) -> str:
+    """Say which record's share has changed most, relative to its standard error."""
+
+    def in_errors(name: str) -> float:
+        """Return the size of a record's change in units of its standard error."""
+        change = shares[name].change
+        value = abs(float(change.value))
+        error = float(change.error)
+        return value if math.isinf(error) else value / (error or math.inf)
+
+    most = max(shares, key=in_errors)
+    change_in_words = points_in_words(
+        float(shares[most].change.value), float(shares[most].change.error)
+    )
+    words = "Of the records, “{4}” changed most: {1} gives it {2} than {0}{3}."
+    return words.format(*names, *change_in_words, most)
 
 
 def cells(compared: ComparedContexts, names: tuple[str, str]) -> list[list[str]]:

@@ -1,7 +1,6 @@
 """What was measured of contexts one by one, kept so that it can be compared context by context."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +14,7 @@ from lim_jax.grid.interpolation import carrying_shares
 from lim_jax.grid.partition import Regions, boundary_regions
 from lim_jax.probes import Estimate, sample_mean
 from lim_jax.results.comparison import Comparison, Pairs, compare, compare_means, paired_names
+from lim_jax.results.percentages import error_words
 
 CELLS = 100  # at most, where contexts are of several lengths
 
@@ -122,54 +122,6 @@ def compare_contexts(first: MeasuredContexts, second: MeasuredContexts) -> Compa
     )
 
 
-def middle_in_words(change: Comparison, names: Sequence[str] = ("first", "second")) -> str:
-    """Say what the middle gained or lost, in percentage points of the influence."""
-    size = float(np.asarray(change.regions.weights)[1].sum())
-    change_in_words = points_in_words(
-        size * float(change.indices.middle), size * float(change.index_errors.middle)
-    )
-    return "{1} uses the middle {2} than {0}{3}.".format(*names, *change_in_words)
-
-
-def record_in_words(
-    shares: Mapping[str, ComparedShares], names: Sequence[str] = ("first", "second")
-) -> str:
-    """Say which record's share has changed most, relative to its standard error."""
-
-    def in_errors(name: str) -> float:
-        """Return the size of a record's change in units of its standard error."""
-        change = shares[name].change
-        value = abs(float(change.value))
-        error = float(change.error)
-        return value if math.isinf(error) else value / (error or math.inf)
-
-    most = max(shares, key=in_errors)
-    change_in_words = points_in_words(
-        float(shares[most].change.value), float(shares[most].change.error)
-    )
-    words = "Of the records, “{4}” changed most: {1} gives it {2} than {0}{3}."
-    return words.format(*names, *change_in_words, most)
-
-
-def points_in_words(share: float, error: float) -> tuple[str, str]:
-    """Say a change in percentage points, and separately what its standard error leaves open."""
-    points = f"{100 * abs(share):.1f}{error_words(100 * error)}"
-    if math.isinf(error):
-        warning = ", of one context alone, which has no error"
-    elif error == 0:
-        warning = ", the same in every context, so that the error says nothing"
-    else:
-        warning = ", which is within two errors" if abs(share) <= 2 * error else ""
-    return f"{points} points {'less' if share < 0 else 'more'}", warning
-
-
-def error_words(error: Any, words: Callable[[float], str] = "{:.1f}".format) -> str:
-    """Write a standard error to follow a number: nothing for one context, and zero in words."""
-    if float(error) == 0:
-        return " (error 0)"
-    return "" if math.isinf(error) else f" ± {words(float(error))}"
-
-
 def _compared_influences(
     first: Sequence[Any], second: Sequence[Any], delta: float, pairs: Pairs
 ) -> ComparedInfluences:
@@ -245,14 +197,3 @@ def pooled_influences(
 
     before_queries = energies_before_queries(energies, first_queries)
     return pool(energies), None if before_queries is None else pool(before_queries)
-
-
-def percent(share: Any, error: Any = np.inf) -> str:
-    """Write a share in per cent, with its standard error where there is one."""
-
-    def digits(value: Any) -> str:
-        """Return a share in per cent, with one digit below one per cent."""
-        size = 100 * float(value)
-        return f"{size:.0f} %" if abs(size) >= 0.95 or size == 0 else f"{size:.1g} %"
-
-    return digits(share) + error_words(error, digits)

@@ -12,7 +12,7 @@ from lim_jax._checks import described, require, require_floats, require_kind, re
 from lim_jax._text_tables import text_table
 from lim_jax.probes import Estimate
 from lim_jax.results.archive import to_numpy
-from lim_jax.results.context_energies import error_words, points_in_words
+from lim_jax.results.percentages import error_words, points_in_words
 
 Pair = tuple[np.ndarray, np.ndarray]  # values and their errors
 

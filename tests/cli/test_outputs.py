@@ -19,7 +19,7 @@ from lim_jax import explanations, models, report
 from lim_jax.attribution import files
 from lim_jax.cli.commands import main
 from lim_jax.explanations.account import TokenBreakdown
-from lim_jax.results.context_energies import percent
+from lim_jax.results.percentages import percent
 from lim_jax.results.tables import COLUMNS, FILES
 
 COMMANDS = Path(__file__).parents[2] / "docs" / "commands.md"

@@ -10,13 +10,12 @@ from lim_jax.density import Influence
 from lim_jax.probes import Estimate
 from lim_jax.results import compare, compare_contexts
 from lim_jax.results.comparison import compare_means, paired_names
+from lim_jax.results.comparison_tables import middle_in_words, record_in_words
 from lim_jax.results.context_energies import (
     ComparedShares,
     MeasuredContexts,
     common_regions,
     influence_of_contexts,
-    middle_in_words,
-    record_in_words,
 )
 
 NONE = np.zeros((0, 2), int)

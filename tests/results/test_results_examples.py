@@ -4,13 +4,8 @@ import math
 
 import numpy as np
 
-from lim_jax.results.context_energies import (
-    common_regions,
-    energies_before_queries,
-    error_words,
-    percent,
-    points_in_words,
-)
+from lim_jax.results.context_energies import common_regions, energies_before_queries
+from lim_jax.results.percentages import error_words, percent, points_in_words
 
 
 def test_points_in_words():
