@@ -35,7 +35,7 @@ from lim_jax.adjoint.residual import GeneratorNorms
 from lim_jax.adjoint.terminal_covectors import query_masses
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.measure import require_on_grid
-from lim_jax.grid.partition import Regions, regional_averages, require_regions
+from lim_jax.grid.partition import LEFT, MIDDLE, RIGHT, Regions, regional_averages, require_regions
 
 
 class ConeBounds(NamedTuple):
@@ -94,9 +94,9 @@ def cone_bounds(cone: JointCone, regions: Regions) -> ConeBounds:
     scale = float(cone.horizon) ** 2
     areas = np.asarray(regional_averages(cone.future**2, regions))
     energies = np.asarray(regional_averages(cone.energy, regions))
-    below = lowest * scale * float(areas[0])
-    above = largest * scale * float(areas[1])
-    return ConeBounds(below, float(energies[0]), float(energies[1]), above)
+    below = lowest * scale * float(areas[LEFT])
+    above = largest * scale * float(areas[MIDDLE])
+    return ConeBounds(below, float(energies[LEFT]), float(energies[MIDDLE]), above)
 
 
 def _require_same_grid(cone: JointCone, regions: Regions) -> None:
@@ -116,7 +116,7 @@ def _extremes(cone: JointCone, regions: Regions) -> tuple[float, float]:
     inside = np.asarray(regions.weights) > 0
     lowest = np.asarray(cone.lowest)
     largest = np.asarray(cone.largest)
-    return float(lowest[inside[0]].min()), float(largest[inside[1]].max())
+    return float(lowest[inside[LEFT]].min()), float(largest[inside[MIDDLE]].max())
 
 
 def _refuting_positions(cone: JointCone, regions: Regions) -> int:
@@ -127,8 +127,8 @@ def _refuting_positions(cone: JointCone, regions: Regions) -> int:
     least = area * np.asarray(cone.lowest, float)
     most = area * np.asarray(cone.largest, float)
     rounding = half_digits(cone.energy.dtype)
-    below = inside[0] & (energy < least - rounding * (np.abs(least) + energy))
-    above = inside[1] & (energy > most + rounding * (np.abs(most) + energy))
+    below = inside[LEFT] & (energy < least - rounding * (np.abs(least) + energy))
+    above = inside[MIDDLE] & (energy > most + rounding * (np.abs(most) + energy))
     return int((below | above).sum())
 
 
@@ -402,11 +402,11 @@ def recency_survival(
     stability, relative_change = _stability(terminal, initial, later[:, 0], regions)
     before, after, change = (np.asarray(values, float) for values in stability)
     precision = jnp.result_type(stability.terminal)
-    bound = float(change[2] + change[1])
-    contrast = float(before[2] - before[1])
+    bound = float(change[RIGHT] + change[MIDDLE])
+    contrast = float(before[RIGHT] - before[MIDDLE])
     ceiling = bearable_amplification(regions)
     least = later.min(axis=0).tolist()
-    heavy = make_inequality("R_res > 0", before[2], before[1], precision)
+    heavy = make_inequality("R_res > 0", before[RIGHT], before[MIDDLE], precision)
     statement = "E[(2c + c²) |P_T|²] is finite, as of every sample of finite c"
     finite = Premise(statement, bound, math.isfinite(bound))
     statement = "c >= |P_0 - P_T| / |P_T| of every example, which is at most"
@@ -414,7 +414,7 @@ def recency_survival(
         statement, float(relative_change.ratio.max()), not bool(relative_change.refuted.any())
     )
     statement = "R_res > (1/|E_R| + 1/|E_M|) E[(2c + c²) |P_T|²]"
-    scale = before[2] + before[1] + bound
+    scale = before[RIGHT] + before[MIDDLE] + bound
     survives = make_inequality(statement, contrast, bound, precision, scale=scale)
     return Certificate(
         name="survival of recency",
@@ -427,7 +427,9 @@ def recency_survival(
         ),
         inequalities=(survives,),
         conclusion="influence averages more over the right than over the middle",
-        measured=(make_inequality("mean of I, right > middle", after[2], after[1], precision),),
+        measured=(
+            make_inequality("mean of I, right > middle", after[RIGHT], after[MIDDLE], precision),
+        ),
         vacuous=""
         if least[0] < ceiling
         else f"the layers may amplify too much: every c >= {least[0]:.3g}, and the criterion "
@@ -522,7 +524,7 @@ def right_biased_queries(
     measured, expected = _measured_queries(query_weights, residual_energies, terminal, weights)
     # Over the two regions that are compared: large energies on the left hide nothing there.
     difference, sizes = (
-        float(regional_averages(of, regions)[1:].sum())
+        float(regional_averages(of, regions)[MIDDLE:].sum())
         for of in (jnp.abs(measured - expected), measured + expected)
     )
     gap = difference / sizes if sizes > 0 else 0.0
@@ -535,17 +537,19 @@ def right_biased_queries(
         queries = is_query & inside[region]
         return float(of(np.asarray(residual_energies)[queries])) if queries.any() else empty
 
-    least = extreme(2, np.min, 0.0)
-    most = extreme(1, np.max, 0.0)
+    least = extreme(RIGHT, np.min, 0.0)
+    most = extreme(MIDDLE, np.max, 0.0)
     reason = decisive = ""
-    if not float(squares[2]) > 0:
+    if not float(squares[RIGHT]) > 0:
         reason = "no query asks in the right region"
         decisive = "under a loss that asks there, such as that of the last token"
     elif least == 0:
         reason = "some query of the right region has no readout residual (ρ = 0)"
         decisive = "without the queries of the right region that are answered for certain"
     statement = "ρ₋ mean of χ² on the right > ρ₊ mean of χ² in the middle"
-    biased = make_inequality(statement, least * squares[2], most * squares[1], precision)
+    right = least * squares[RIGHT]
+    middle = most * squares[MIDDLE]
+    biased = make_inequality(statement, right, middle, precision)
     statement = "P_T's energies are χ² ρ in the middle and on the right, but for this part"
     tokenwise = Premise(statement, gap, gap <= half_digits(precision))
     return Certificate(
@@ -555,7 +559,9 @@ def right_biased_queries(
         inequalities=(biased,),
         conclusion="R_res > 0: the terminal covector is right-heavy",
         measured=(
-            make_inequality("mean of |P_T|², right > middle", energies[2], energies[1], precision),
+            make_inequality(
+                "mean of |P_T|², right > middle", energies[RIGHT], energies[MIDDLE], precision
+            ),
         ),
         vacuous=reason,
         decisive=decisive,

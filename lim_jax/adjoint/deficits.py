@@ -27,10 +27,10 @@ from lim_jax.adjoint.certificate import (
     make_inequality,
     require_concrete,
 )
-from lim_jax.adjoint.ledger import CHANNELS, PAIRS, RegionalChannels
+from lim_jax.adjoint.ledger import CHANNELS, CONE, PAIRS, RESIDUAL, RegionalChannels
+from lim_jax.grid.partition import LEFT, MIDDLE, REGIONS, RIGHT
 
 REGIONAL = "Take it from regional_channels."
-REGIONS = ("left", "middle", "right")
 
 
 def exact_characterisation(regional: RegionalChannels) -> Certificate:
@@ -66,11 +66,11 @@ def exact_characterisation(regional: RegionalChannels) -> Certificate:
     added = _absolute_sums(regional)
     precision = jnp.result_type(regional.products)
     sides = []
-    for name, b in (("left", 0), ("right", 2)):
-        statement = f"sum of J({name}) - J(middle) > Ξ(middle) - Ξ({name})"
-        contrast = sums[b] - sums[1]
-        bound = cross[1] - cross[b]
-        size = added[b] + added[1]
+    for b in (LEFT, RIGHT):
+        statement = f"sum of J({REGIONS[b]}) - J(middle) > Ξ(middle) - Ξ({REGIONS[b]})"
+        contrast = sums[b] - sums[MIDDLE]
+        bound = cross[MIDDLE] - cross[b]
+        size = added[b] + added[MIDDLE]
         sides.append(make_inequality(statement, contrast, bound, precision, scale=size))
     # The total energies, by adding the vectors' products rather than energies and cross terms.
     totals = np.asarray(regional.means).sum(axis=(1, 2))
@@ -170,8 +170,6 @@ def bootstrap_bounds(
         cure="Try 1000.",
     )
     products = error_if_not_finite(regional.products, "regional.products")
-    # One-sided quantiles of the resampled energies and correlations, and never inside the data's
-    # own values, so that the criterion's conclusion is true of the data themselves too.
     draws = jax.random.randint(key, (resamples, examples), 0, examples)
 
     def resample(draw: Array) -> tuple[Array, Array]:
@@ -183,7 +181,7 @@ def bootstrap_bounds(
     upper = jnp.maximum(jnp.quantile(energies, confidence, axis=0), regional.energies)
     lower = jnp.minimum(jnp.quantile(energies, 1 - confidence, axis=0), regional.energies)
     rho = jnp.maximum(jnp.quantile(correlations, confidence, axis=0), regional.correlations)
-    return ChannelBounds(upper, lower[0, 1], lower[2, 0], jnp.minimum(rho, 1))
+    return ChannelBounds(upper, lower[LEFT, CONE], lower[RIGHT, RESIDUAL], jnp.minimum(rho, 1))
 
 
 def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certificate:
@@ -233,7 +231,7 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
     roots = np.sqrt(upper)  # before products, which may under- or overflow in float32
     scales = np.stack([roots[:, a] * roots[:, b] for a, b in PAIRS], axis=1)
     left, middle, right = (float(gamma) for gamma in 2 * (correlations * scales).sum(axis=1))
-    spent = float(upper[1].sum()) + middle
+    spent = float(upper[MIDDLE].sum()) + middle
     lower = {"left": float(bounds.left), "right": float(bounds.right)}
     cross_terms = {"left": left, "right": right}
     hopeless = [name for name in lower if lower[name] <= cross_terms[name]]
@@ -262,7 +260,10 @@ def _enough_data(regional: RegionalChannels, hopeless: list[str]) -> str:
     """Say whether more examples could tighten the bounds enough."""
     gamma = 2 * np.abs(regional.pairs).sum(axis=1)
     energies = np.asarray(regional.energies)
-    boundary_bounds = {"left": energies[0, 1] - gamma[0], "right": energies[2, 0] - gamma[2]}
+    boundary_bounds = {
+        "left": energies[LEFT, CONE] - gamma[LEFT],
+        "right": energies[RIGHT, RESIDUAL] - gamma[RIGHT],
+    }
     # With such bounds l is the boundary's channel, and Gamma twice the sizes of the pairs.
     never = [name for name in hopeless if float(boundary_bounds[name]) <= 0]
     if not never:
@@ -283,14 +284,17 @@ def _lost_in_the_middle(
     totals: Float[np.ndarray, "3"], regional: RegionalChannels
 ) -> tuple[Inequality, ...]:
     """Compare the mean influence on the left and on the right with that in the middle."""
-    left, middle, right = totals
     scales = _absolute_sums(regional)
     precision = jnp.result_type(regional.products)
     return tuple(
         make_inequality(
-            f"mean of I, {name} > middle", total, middle, precision, scale=scales[b] + scales[1]
+            f"mean of I, {REGIONS[b]} > middle",
+            totals[b],
+            totals[MIDDLE],
+            precision,
+            scale=scales[b] + scales[MIDDLE],
         )
-        for name, b, total in (("left", 0, left), ("right", 2, right))
+        for b in (LEFT, RIGHT)
     )
 
 
@@ -336,5 +340,5 @@ def _require_true(regional: RegionalChannels, bounds: ChannelBounds) -> None:
         for c, (first, second) in enumerate(PAIRS):
             name = f"correlations[{region}, {CHANNELS[first]}-{CHANNELS[second]}]"
             check(name, correlations[b, c], most_correlated[b, c], "upper")
-    check("left", bounds.left, energies[0, 1], "lower")
-    check("right", bounds.right, energies[2, 0], "lower")
+    check("left", bounds.left, energies[LEFT, CONE], "lower")
+    check("right", bounds.right, energies[RIGHT, RESIDUAL], "lower")

@@ -26,13 +26,14 @@ from lim_jax.adjoint.sweep import Example, TerminalLoss, run_forward
 from lim_jax.adjoint.tangent import causal_by_construction, looks_ahead
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
-from lim_jax.grid.partition import Regions, regional_averages, require_regions
+from lim_jax.grid.partition import LEFT, MIDDLE, RIGHT, Regions, regional_averages, require_regions
 from lim_jax.network.field import heads_of
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.slots import State
 from lim_jax.probes import sample_mean
 
 CHANNELS = ("residual", "cone", "local")
+RESIDUAL, CONE, LOCAL = range(3)
 PAIRS = tuple(combinations(range(3), 2))
 
 
@@ -298,7 +299,7 @@ class RegionalChannels(NamedTuple):
     @filter_jit
     def residual_contrast(self) -> Scalar:
         r""":math:`\mathsf R_{\rm res}`, right minus middle (`eq:residual-recency-contrast`)."""
-        return self.energies[2, 0] - self.energies[1, 0]
+        return self.energies[RIGHT, RESIDUAL] - self.energies[MIDDLE, RESIDUAL]
 
     @property
     @filter_jit
@@ -368,4 +369,7 @@ class BoundaryStrengths(NamedTuple):
 def boundary_strengths(regional: RegionalChannels, regions: Regions) -> BoundaryStrengths:
     """Integrate the cone's energy over E_L and the residual's over E_R."""
     sizes = regions.weights.sum(axis=1)
-    return BoundaryStrengths(sizes[0] * regional.energies[0, 1], sizes[2] * regional.energies[2, 0])
+    return BoundaryStrengths(
+        primacy=sizes[LEFT] * regional.energies[LEFT, CONE],
+        recency=sizes[RIGHT] * regional.energies[RIGHT, RESIDUAL],
+    )

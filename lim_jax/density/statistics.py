@@ -31,6 +31,7 @@ from lim_jax._checks import (
 from lim_jax._jit import cached_jit, filter_jit
 from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.grid.partition import (
+    REGIONS,
     Convention,
     Intervals,
     Regions,
@@ -563,7 +564,7 @@ def number_lines(
     """Lay out regional averages, indices and total, each with its error."""
     left, middle, right, gap, lim, contrast = map(_with_error, indices, index_errors)
     return [
-        " " * 8 + "".join(f"{region:>19s}" for region in Indices._fields[:3]),
+        " " * 8 + "".join(f"{region:>19s}" for region in REGIONS),
         "density " + "".join(f"{words:>19s}" for words in (left, middle, right)),
         f"gap {gap}   LIM {lim}   contrast {contrast}",
         f"total {_with_error(total, total_error)}",

@@ -13,14 +13,10 @@ from lim_jax._jit import cached_jit, filter_jit
 from lim_jax.adjoint.certificate import Certificate, certificate_table
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.adjoint.criteria import right_biased_queries
-from lim_jax.adjoint.deficits import (
-    REGIONS,
-    bootstrap_bounds,
-    double_deficit,
-    exact_characterisation,
-)
+from lim_jax.adjoint.deficits import bootstrap_bounds, double_deficit, exact_characterisation
 from lim_jax.adjoint.ledger import (
     CHANNELS,
+    RESIDUAL,
     RegionalChannels,
     boundary_strengths,
     regional_channels,
@@ -49,7 +45,7 @@ from lim_jax.explanations.windows import (
     require_windows,
 )
 from lim_jax.grid.measure import Grid
-from lim_jax.grid.partition import Regions, regional_averages
+from lim_jax.grid.partition import REGIONS, Regions, regional_averages
 from lim_jax.models.causal import CausalLM, LossOfLogits, as_loss_of_logits
 from lim_jax.network.slots import State
 from lim_jax.probes import Estimate, sample_mean
@@ -277,7 +273,7 @@ def _judge_queries(
     weights = jax.device_put(rows[0].astype(model.embedding.dtype))
     targets = jnp.stack([jnp.asarray(window[1:]) for window in windows])
     energies = _residual_energies(model.readout, adjoints.last, targets, regions)
-    return (right_biased_queries(weights, energies, adjoints.vectors[:, 0], regions),)
+    return (right_biased_queries(weights, energies, adjoints.vectors[:, RESIDUAL], regions),)
 
 
 def average_cone_mass(model: CausalLM, windows: Windows, regions: Regions) -> Estimate:

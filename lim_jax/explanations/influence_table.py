@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from lim_jax.adjoint.deficits import REGIONS
 from lim_jax.density.statistics import Influence
+from lim_jax.grid.partition import REGIONS
 
 
 def influence_table(influence: Influence, without_queries: Influence | None = None) -> str:

@@ -17,6 +17,8 @@ from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 Convention = Literal["overlap", "points"]
 Exact = int | float | str | Fraction
 Intervals = Sequence[tuple[Exact, Exact]]
+REGIONS = ("left", "middle", "right")
+LEFT, MIDDLE, RIGHT = range(3)
 
 
 class Regions(eqx.Module):
@@ -34,7 +36,7 @@ class Regions(eqx.Module):
 
     def __check_init__(self):
         """Raise ValueError if a region has no node."""
-        names = zip(("left", "middle", "right"), self._host_weights(), strict=True)
+        names = zip(REGIONS, self._host_weights(), strict=True)
         empty = " and ".join(name for name, weights in names if not weights.any())
         require(
             not empty,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._random import gaussian
-from lim_jax.adjoint.ledger import regional_channels
+from lim_jax.adjoint.ledger import CONE, RESIDUAL, regional_channels
 from lim_jax.density.measurement import influence
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.integrals import inner, integral
@@ -110,8 +110,8 @@ def cross_terms_against_a_u_shape() -> Counterexample:
         "U-shaped channels make a U-shaped influence.",
         "Boundary anti-correlation undoes it: the cross terms cannot be left out.",
         {
-            "residual energies by region": by_region.energies[:, 0],
-            "cone energies by region": by_region.energies[:, 1],
+            "residual energies by region": by_region.energies[:, RESIDUAL],
+            "cone energies by region": by_region.energies[:, CONE],
             "influence by region": by_region.totals,
         },
     )

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from lim_jax._jit import cached_jit
 from lim_jax.density.statistics import Indices, Influence
 from lim_jax.grid.measure import Scalar
-from lim_jax.grid.partition import boundary_regions, regional_averages
+from lim_jax.grid.partition import REGIONS, boundary_regions, regional_averages
 from lim_jax.observability.gramian import condition_numbers, gramian_traces
 from lim_jax.observability.trace_estimates import gaussian_probe_moments, probed_traces
 from lim_jax.paper.algorithms import (
@@ -39,7 +39,6 @@ from lim_jax.training.gramian_penalties import trace_penalty
 SEED = 20260717
 PROBE_COUNTS = (1, 2, 4, 8, 16, 32)
 REPETITIONS = 1000
-REGION_NAMES = ("left", "middle", "right")
 
 
 class Row(NamedTuple):
@@ -192,14 +191,14 @@ def summary(results: Section4) -> dict[str, Any]:
         "observability": {
             "imbalance": {"before": float(third[0]), "after": float(third[-1])},
             "trace_averages": {
-                when: _floats(REGION_NAMES, regional_averages(density, regions))
+                when: _floats(REGIONS, regional_averages(density, regions))
                 for when, density in results.trace_densities.items()
             },
             "penalty": float(probes.penalty),
         },
         "condition_number": {
             region: _floats(extremes, numbers)
-            for region, *numbers in zip(REGION_NAMES, *results.condition_numbers, strict=True)
+            for region, *numbers in zip(REGIONS, *results.condition_numbers, strict=True)
         },
         "probe": {
             str(int(count)): _floats(figures, numbers)

@@ -7,6 +7,7 @@ import lazy_loader
 import numpy as np
 
 from lim_jax.density.statistics import Influence
+from lim_jax.grid.partition import REGIONS
 from lim_jax.report.shades import COUNT, Shading
 
 alt: Any = lazy_loader.load("altair")  # of the extra; the rest does without
@@ -88,7 +89,6 @@ def _averages(influence: Influence, uniform: float, least: float) -> Any:
     """Return lines at the regional averages, and a dotted one at the uniform density."""
     delta = float(influence.regions.delta)
     ends = ((0, delta), (delta, 1 - delta), (1 - delta, 1))
-    names = ("left", "middle", "right")
     averages = np.asarray(influence.regional_averages).tolist()
     rows = [
         {
@@ -98,7 +98,7 @@ def _averages(influence: Influence, uniform: float, least: float) -> Any:
             "average": short(average),
             "drawn": short(max(average, least)),
         }
-        for name, (start, stop), average in zip(names, ends, averages, strict=True)
+        for name, (start, stop), average in zip(REGIONS, ends, averages, strict=True)
     ]
     tooltip = _tooltip({"region": "region", "average": "average density"})
     lines = alt.Chart(_data(rows)).mark_rule(color=INK, strokeWidth=2)
@@ -153,7 +153,7 @@ def share_chart(
     """Draw one bar for each region, divided by the parts' shares of their energy."""
     rows = [
         {"region": region, "part": name, "order": order, "share": short(share)}
-        for region, row in zip(("left", "middle", "right"), shares, strict=True)
+        for region, row in zip(REGIONS, shares, strict=True)
         for order, (name, share) in enumerate(zip(names, row, strict=True))
     ]
     percent = alt.Axis(format="%", values=[0, 0.25, 0.5, 0.75, 1])

@@ -16,12 +16,12 @@ from lim_jax.attribution.token_text import (
 )
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import HOPS, TokenBreakdown
+from lim_jax.grid.partition import REGIONS
 from lim_jax.prompts.contexts import positions_by_name
 from lim_jax.report.shades import Shading
 from lim_jax.report.wording import digits, with_error
 from lim_jax.results.percentages import percent
 
-REGIONS = ("left", "middle", "right")
 FIELDS = ("token", "place", "position", "density", "mean", "part", "asks", *CHANNELS, *HOPS)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from lim_jax._checks import require
 from lim_jax.adjoint.certificate import Certificate
 from lim_jax.density.statistics import Influence
+from lim_jax.grid.partition import REGIONS
 from lim_jax.results.percentages import error_words
 
 SAYING = {
@@ -48,7 +49,7 @@ def with_error(value: Any, error: Any) -> str:
 
 def index_words(influence: Influence) -> list[tuple[str, str]]:
     """Return the regional averages and indices by name, each with its error."""
-    names = ("left", "middle", "right", "gap Δ", "LIM", "contrast SC")
+    names = (*REGIONS, "gap Δ", "LIM", "contrast SC")
     pairs = zip(names, influence.indices(), influence.index_errors(), strict=True)
     return [(name, with_error(value, error)) for name, value, error in pairs]
 

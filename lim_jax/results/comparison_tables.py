@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lim_jax.density.statistics import numbers_by_name
+from lim_jax.grid.partition import MIDDLE
 from lim_jax.results.comparison import Comparison
 from lim_jax.results.context_energies import (
     ComparedContexts,
@@ -46,7 +47,7 @@ def finding(compared: ComparedContexts, names: tuple[str, str]) -> str:
 
 def middle_in_words(change: Comparison, names: Sequence[str] = ("first", "second")) -> str:
     """Say what the middle gained or lost, in percentage points of the influence."""
-    size = float(np.asarray(change.regions.weights)[1].sum())
+    size = float(np.asarray(change.regions.weights)[MIDDLE].sum())
     change_in_words = points_in_words(
         size * float(change.indices.middle), size * float(change.index_errors.middle)
     )

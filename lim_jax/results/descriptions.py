@@ -11,7 +11,7 @@ from lim_jax.adjoint.certificate import Certificate
 from lim_jax.adjoint.ledger import CHANNELS, Channels
 from lim_jax.density.statistics import Indices, Influence
 from lim_jax.grid.measure import Grid
-from lim_jax.grid.partition import Regions
+from lim_jax.grid.partition import REGIONS, Regions
 from lim_jax.results.archive import SEQUENCES, kind_of
 from lim_jax.results.comparison import Comparison
 
@@ -22,7 +22,6 @@ COVECTOR = "loss/state"
 STATE = "state"
 LOSS = "loss"
 NONE = ""
-REGIONS = Indices._fields[:3]
 
 
 class Description(NamedTuple):

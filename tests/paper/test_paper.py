@@ -9,6 +9,7 @@ from reference.section4 import section4_by_hand
 from lim_jax import paper
 from lim_jax.cli.commands import main
 from lim_jax.grid import boundary_regions
+from lim_jax.grid.partition import REGIONS
 from lim_jax.paper.algorithms import minimiser
 from lim_jax.paper.outcomes import probe_study, regional_condition_numbers, summary, table_row
 from lim_jax.paper.printed_figures import compare_with_printed, printed_figures
@@ -210,7 +211,7 @@ def test_the_summary_lays_out_what_it_is_given():
     }
     assert numbers["observability"]["imbalance"] == {"before": third[0], "after": third[-1]}
     smallest = np.asarray(results.condition_numbers.smallest).tolist()
-    least = [numbers["condition_number"][region]["min"] for region in paper.outcomes.REGION_NAMES]
+    least = [numbers["condition_number"][region]["min"] for region in REGIONS]
     assert least == smallest
     objectives = {name: row["objective"] for name, row in numbers["minimiser"].items()}
     assert objectives == {name: float(value) for name, value in results.objectives.items()}

@@ -12,6 +12,7 @@ from matplotlib.image import imread
 
 from lim_jax import paper
 from lim_jax.cli.commands import main
+from lim_jax.grid.partition import REGIONS
 from lim_jax.paper.algorithms import adam_run, algorithm1_objective, algorithm3_objective
 from lim_jax.paper.outcomes import table_row
 from lim_jax.paper.printed_figures import compare_with_printed, comparison_table
@@ -62,7 +63,7 @@ def test_the_json_holds_what_it_promises(reproduced):
     assert set(numbers["probe"]) == {str(count) for count in paper.outcomes.PROBE_COUNTS}
     for row in numbers["probe"].values():
         assert set(row) == {"bias", "std", "bias_exact", "std_exact"}
-    for region in paper.outcomes.REGION_NAMES:
+    for region in REGIONS:
         assert set(numbers["condition_number"][region]) == {"mean", "min", "max"}
     row = numbers["table"]["baseline"]
     assert row["left"] != round(row["left"], 6), "unrounded"
