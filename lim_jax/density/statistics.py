@@ -242,13 +242,13 @@ class Influence(eqx.Module):
             regions,
             count,
             mean,
-            jnp.sum(deviations**2, axis=0),
-            jnp.sum(totals**2),
-            jnp.sum(changes**2, axis=0),
-            totals @ changes,
-            regional.T @ regional,
-            unit,
-            energies if keep_examples else None,
+            energy_scatter=jnp.sum(deviations**2, axis=0),
+            total_scatter=jnp.sum(totals**2),
+            density_scatter=jnp.sum(changes**2, axis=0),
+            cross_scatter=totals @ changes,
+            regional_scatter=regional.T @ regional,
+            unit=unit,
+            example_energies=energies if keep_examples else None,
         )
 
     @property
@@ -438,11 +438,11 @@ class Influence(eqx.Module):
         count = self.count + other.count
         energy = self.energy + (other.energy - self.energy) * (other.count / count)
         unit = _power_of_two(energy)
-        pairs = zip(self._about(energy, unit), other._about(energy, unit), strict=True)
-        return Influence(self.regions, count, energy, *(a + b for a, b in pairs), unit=unit)
+        scatters = jax.tree.map(jnp.add, self._about(energy, unit), other._about(energy, unit))
+        return Influence(self.regions, count, energy, **scatters, unit=unit)
 
-    def _about(self, mean: Float[Array, " length"], unit: Scalar) -> tuple[Array, ...]:
-        """Return the scatters about another mean and its profile, in another unit."""
+    def _about(self, mean: Float[Array, " length"], unit: Scalar) -> dict[str, Array]:
+        """Return the scatters about another mean and its profile, in another unit, by field."""
         kept_weights = self.regions.kept_weights
         weights = self.regions.weights
         shift = (self.energy - mean) / unit
@@ -450,18 +450,30 @@ class Influence(eqx.Module):
         total_shift = jnp.sum(kept_weights * shift)
         profile_shift = self.energy / _or_one(self.total) - mean / _or_one(kept_weights @ mean)
         ratio = (self.unit / unit) ** 2
+        # With the profile m' in place of m an example deviates by r'_b = r_b + (m - m') Z_b. The
+        # squares and products of r'_b are expanded with sum_b r_b = 0, by which sum_b r_b Z_b is
+        # the cross scatter, and with sum_b Z_b^2 = total_scatter + count Z^2.
         cross = ratio * self.cross_scatter
         totals = ratio * self.total_scatter
-        squares = totals + self.count * total**2  # of Z_b, not of its deviations
+        squares = totals + self.count * total**2
         across = jnp.outer(weights @ cross, weights @ profile_shift)
         along = weights @ profile_shift
-        return (
-            ratio * self.energy_scatter + self.count * shift**2,
-            totals + self.count * total_shift**2,
-            ratio * self.density_scatter + 2 * profile_shift * cross + profile_shift**2 * squares,
-            cross + profile_shift * (totals + self.count * total * total_shift),
-            ratio * self.regional_scatter + across + across.T + jnp.outer(along, along) * squares,
-        )
+        return {
+            "energy_scatter": ratio * self.energy_scatter + self.count * shift**2,
+            "total_scatter": totals + self.count * total_shift**2,
+            "density_scatter": (
+                ratio * self.density_scatter
+                + 2 * profile_shift * cross
+                + profile_shift**2 * squares
+            ),
+            "cross_scatter": cross + profile_shift * (totals + self.count * total * total_shift),
+            "regional_scatter": (
+                ratio * self.regional_scatter
+                + across
+                + across.T
+                + jnp.outer(along, along) * squares
+            ),
+        }
 
     def summary(self) -> str:
         """Return the numbers in a few lines of text, which `print` shows; while traced, the `repr`.
@@ -554,6 +566,7 @@ def _power_of_two(energy: Float[Array, " length"]) -> Scalar:
     """Return the power of two next to half the largest entry, held fixed; one if all are zero."""
     largest = jax.lax.stop_gradient(energy.max())
     limits = jnp.finfo(energy.dtype)
+    # Without bits of mantissa what is left is a power of two.
     power = jax.lax.reduce_precision(largest / 2, limits.nexp, 0)
     return jnp.where(largest > 0, jnp.maximum(power, limits.tiny), 1)
 
