@@ -29,14 +29,14 @@ class TwoWayShares(NamedTuple):
 
 
 class _Fit(NamedTuple):
-    """Of one context: levels of places, then of documents, and what one alone tells of errors."""
+    """The fit of one context."""
 
-    levels: np.ndarray  # mu + beta_p and mu + alpha_d
+    levels: np.ndarray  # mu + beta_p of each place, then mu + alpha_d of each document
     inverse: np.ndarray  # the effects' covariance over that of the noise
     noise: float  # its variance
     order_variance: float  # the variance of the orders' means
-    sums: np.ndarray  # of the shares of each document at each place
-    counts: np.ndarray  # of them
+    sums: np.ndarray  # of the shares of each document (row) at each place (column)
+    counts: np.ndarray  # how many shares there are of each document at each place
 
 
 def two_way_shares(
@@ -240,13 +240,10 @@ def _average(fits: list[_Fit], combinations: np.ndarray) -> Pair:
 def _combine_one(fit: _Fit, combinations: np.ndarray) -> Pair:
     """Return combinations of one context's levels, with errors from its noise and its orders."""
     effects = np.einsum("ij,jk,ik->i", combinations, fit.inverse, combinations)
-    # The mean of all orders is in every level, and in no contrast.
-    in_common = (
-        combinations[:, : len(fit.levels)].sum(axis=1)
-        * fit.order_variance
-        / fit.counts.sum(axis=0)[0]
-    )
-    return combinations @ fit.levels, np.sqrt(fit.noise * effects + in_common)
+    orders = fit.counts.sum(axis=0)[0]  # in each of which every place has one document
+    # The orders' mean is once in every level and in no contrast, whose coefficients sum to zero.
+    mean_variance = combinations.sum(axis=1) * fit.order_variance / orders
+    return combinations @ fit.levels, np.sqrt(fit.noise * effects + mean_variance)
 
 
 def _table(fits: list[_Fit]) -> Pair:
