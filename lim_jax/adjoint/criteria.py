@@ -167,8 +167,17 @@ def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
     refuted = _refuting_positions(cone, regions)
     statement = "κ_L and K_M bound the cone energy, but at so many positions"
     bounding = Premise(statement, float(refuted), refuted == 0)
-    cancels = f"some pair of contributions to the left cancels (κ_L = {lowest:.3g}), "
-    vacuous = "" if lowest > 0 else f"{cancels}so its lower bound is not positive"
+    vacuous = ""
+    decisive = ""
+    if lowest <= 0:
+        vacuous = (
+            f"some pair of contributions to the left cancels (κ_L = {lowest:.3g}), so its lower "
+            "bound is not positive"
+        )
+        decisive = (
+            "of a later depth, or wider or other regions, where no two contributions to the left "
+            "point apart (κ_L > 0)"
+        )
     return Certificate(
         name="primacy of the cone channel",
         source="prop:primacy-noncancellation",
@@ -186,9 +195,7 @@ def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
             make_inequality("mean of Q_cone, left > middle", bounds.left, bounds.middle, precision),
         ),
         vacuous=vacuous,
-        decisive=vacuous
-        and "of a later depth, or wider or other regions, where no two contributions to the left "
-        "point apart (κ_L > 0)",
+        decisive=decisive,
     )
 
 
@@ -413,6 +420,14 @@ def recency_survival(
     bounding = Premise(
         statement, float(relative_change.ratio.max()), not bool(relative_change.refuted.any())
     )
+    vacuous = ""
+    decisive = ""
+    if least[0] >= ceiling:
+        vacuous = (
+            f"the layers may amplify too much: every c >= {least[0]:.3g}, and the criterion "
+            f"cannot hold from c = {ceiling:.3g} on"
+        )
+        decisive = _enough_damping(least, ceiling)
     statement = "R_res > (1/|E_R| + 1/|E_M|) E[(2c + c²) |P_T|²]"
     scale = before[RIGHT] + before[MIDDLE] + bound
     survives = make_inequality(statement, contrast, bound, precision, scale=scale)
@@ -430,11 +445,8 @@ def recency_survival(
         measured=(
             make_inequality("mean of I, right > middle", after[RIGHT], after[MIDDLE], precision),
         ),
-        vacuous=""
-        if least[0] < ceiling
-        else f"the layers may amplify too much: every c >= {least[0]:.3g}, and the criterion "
-        f"cannot hold from c = {ceiling:.3g} on",
-        decisive="" if least[0] < ceiling else _enough_damping(least, ceiling),
+        vacuous=vacuous,
+        decisive=decisive,
     )
 
 
@@ -539,12 +551,13 @@ def right_biased_queries(
 
     least = extreme(RIGHT, np.min, 0.0)
     most = extreme(MIDDLE, np.max, 0.0)
-    reason = decisive = ""
-    if not float(squares[RIGHT]) > 0:
-        reason = "no query asks in the right region"
+    vacuous = ""
+    decisive = ""
+    if float(squares[RIGHT]) <= 0:
+        vacuous = "no query asks in the right region"
         decisive = "under a loss that asks there, such as that of the last token"
     elif least == 0:
-        reason = "some query of the right region has no readout residual (ρ = 0)"
+        vacuous = "some query of the right region has no readout residual (ρ = 0)"
         decisive = "without the queries of the right region that are answered for certain"
     statement = "ρ₋ mean of χ² on the right > ρ₊ mean of χ² in the middle"
     right = least * squares[RIGHT]
@@ -563,7 +576,7 @@ def right_biased_queries(
                 "mean of |P_T|², right > middle", energies[RIGHT], energies[MIDDLE], precision
             ),
         ),
-        vacuous=reason,
+        vacuous=vacuous,
         decisive=decisive,
     )
 

@@ -235,8 +235,15 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
     lower = {"left": float(bounds.left), "right": float(bounds.right)}
     cross_terms = {"left": left, "right": right}
     hopeless = [name for name in lower if lower[name] <= cross_terms[name]]
-    vacuous = f"cross terms alone may undo the {' and the '.join(hopeless)} boundary (l <= Γ there)"
-    vacuous = f"{vacuous}, whatever the middle is" if hopeless else ""
+    vacuous = ""
+    decisive = ""
+    if hopeless:
+        boundaries = " and the ".join(hopeless)
+        vacuous = (
+            f"cross terms alone may undo the {boundaries} boundary (l <= Γ there), whatever the "
+            "middle is"
+        )
+        decisive = _enough_data(regional, hopeless)
     sides = []
     precision = jnp.result_type(regional.products)
     for name in lower:
@@ -252,7 +259,7 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
         conclusion="Lost-in-the-Middle: both boundaries above the middle",
         measured=_lost_in_the_middle(np.asarray(regional.totals), regional),
         vacuous=vacuous,
-        decisive=_enough_data(regional, hopeless) if hopeless else "",
+        decisive=decisive,
     )
 
 

@@ -159,7 +159,9 @@ def attention_of(field: Any) -> Any:
         return attention_of(field.attention)
     if isinstance(field, SumOfFields):
         readers = [part for part in map(attention_of, field.sublayers) if part is not None]
-        return SumOfFields(tuple(readers)) if len(readers) > 1 else readers[0] if readers else None
+        if len(readers) > 1:
+            return SumOfFields(tuple(readers))
+        return readers[0] if readers else None
     return field if isinstance(field, FIELDS_WITH_HEADS) else None
 
 

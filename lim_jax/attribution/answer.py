@@ -212,8 +212,8 @@ def answer_finding(
     elif verdict == "unclear":
         opening = f"It is not clear whether a document supports {scores_most}"
     if not signed:
-        all_hold = f"the {len(documents)} documents hold"
-        all_hold = all_hold if len(documents) > 1 else "the document holds"
+        several = len(documents) > 1
+        all_hold = f"the {len(documents)} documents hold" if several else "the document holds"
         return (
             f"{opening}: it holds {percent(top.of_documents)} of what {all_hold}, with "
             f"{top.tokens} of their {tokens} tokens. They hold "
@@ -223,10 +223,10 @@ def answer_finding(
         opening = f"No document speaks for the answer {quoted}; the least against it, “{top.name}”"
     least_against = max(0.0 if foil else AGAINST, 2 * (least.error or 0.0))
     is_against = least.score <= -least_against and least.score < 0 < top.score
-    against = f" Against it speaks “{least.name}” most: {least.score:+.2f}." * is_against
-    return (
-        f"{opening}: {top.score:+.2f}, with {top.tokens} of {tokens} tokens of documents.{against}"
-    )
+    finding = f"{opening}: {top.score:+.2f}, with {top.tokens} of {tokens} tokens of documents."
+    if is_against:
+        finding += f" Against it speaks “{least.name}” most: {least.score:+.2f}."
+    return finding
 
 
 def _written(value: Any) -> Any:
@@ -241,7 +241,9 @@ def _error_words(part: AnswerPart) -> str:
 
 def _row(part: AnswerPart, signed: bool) -> tuple[str, ...]:
     """Return a part's row of the table: name, score, share, number of tokens, and main tokens."""
-    score = "" if isnan(part.score) else f"{part.score:{'+.3f' if signed else '.1%'}}"
-    share = "" if part.of_documents is None else f"{part.of_documents:{'+' * signed}.1%}"
+    score_format = "+.3f" if signed else ".1%"
+    share_format = "+.1%" if signed else ".1%"
+    score = "" if isnan(part.score) else f"{part.score:{score_format}}"
+    share = "" if part.of_documents is None else f"{part.of_documents:{share_format}}"
     name = IN_NO_PART if part.kind == UNNAMED else f"“{part.name}”"
     return name, score, share, f"{part.tokens}", part.most

@@ -158,7 +158,8 @@ def _cut_document(
         title = 0
         if number == 0:
             apart = len(stretches) > 1  # a template may put a title elsewhere than the text
-            title = min(len(text), title_size(name, text + "\n" * apart))
+            text_below = f"{text}\n" if apart else text
+            title = min(len(text), title_size(name, text_below))
         segments += _segments(name, stretch, texts, parts, title)
     return segments
 
