@@ -321,7 +321,8 @@ def future_lengths(grid: CellGrid) -> Float[np.ndarray, " length"]:
     """Return the length of every position's future cone: its column's sum of cone weights."""
     weights = grid._weights()
     starts = np.zeros(grid.size, int) if grid.starts is None else np.asarray(grid.starts)
-    begun = np.cumsum(np.bincount(starts, weights, grid.size))  # of rows that begin by then
+    begun = np.cumsum(np.bincount(starts, weights, grid.size))
+    # Sum over i >= j with starts_i <= j of Δp_i, less the part of cell j that row j does not read.
     return begun - np.cumsum(weights) + float(1 - grid.offset) * weights
 
 

@@ -105,8 +105,8 @@ def _require_same_grid(cone: JointCone, regions: Regions) -> None:
     futures = np.asarray(cone.future, float)
     rounding = half_digits(cone.future.dtype)
     same = isinstance(grid, CellGrid) and np.allclose(futures, future_lengths(grid), rounding, 0)
-    got = f"regions of {in_a_line(grid)}"
-    expected = "regions of the cone's grid, whose futures have other lengths"
+    got = f"regions of {in_a_line(grid)}, whose positions have other futures"
+    expected = "regions of the cone's grid"
     cure = "Make them by boundary_regions on the grid that joint_cone was given."
     require(same, "regions", got=got, expected=expected, cure=cure)
 

@@ -62,8 +62,8 @@ def norm_bounds(
     return NormBounds(attained, math.cosh(reach / (2 * steps - 1)) * attained)
 
 
-def counted_steps(steps: Any, failure: Any) -> int:
-    """Return the dimension of a Krylov space; raise ValueError unless failure is in (0, 1/2)."""
+def checked_steps(steps: Any, failure: Any) -> int:
+    """Return the number of steps; raise ValueError unless it and `failure` are valid."""
     expected = "a probability between 0 and 1/2, known before tracing"
     cure = "Take 1e-9: it costs little more than 1e-3, as only its logarithm enters."
     require_positive(failure, "failure", expected=expected, cure=cure)

@@ -19,7 +19,7 @@ al., 2021), attention knockout, which takes u of single edges to minus infinity 
 import math
 from dataclasses import replace
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,15 +39,8 @@ from lim_jax.network.slots import State
 ByHead = Float[Array, "depth heads length"]
 
 
-def _over_heads(result: Any) -> Float[Array, " length"]:
-    """Sum a gradient by layer and head over layers and heads."""
-    return result.by_head.sum(axis=(0, 1))
-
-
 class MaskGradient(NamedTuple):
     r"""A loss at the grid's log weights, and its derivatives, which are densities.
-
-    Its ``total``, of shape ``(length,)``, is the sum of `by_head` over layers and heads.
 
     Attributes
     ----------
@@ -63,13 +56,14 @@ class MaskGradient(NamedTuple):
     by_head: ByHead
     covector: State
 
-    total = property(_over_heads)
+    @property
+    def total(self) -> Float[Array, " length"]:
+        """The sum of `by_head` over layers and heads."""
+        return self.by_head.sum(axis=(0, 1))
 
 
 class MaskPath(NamedTuple):
     """A loss at the two ends of a path, and the integral of the mask gradient along it.
-
-    Its ``total``, of shape ``(length,)``, is the sum of `by_head` over layers and heads.
 
     Attributes
     ----------
@@ -90,7 +84,10 @@ class MaskPath(NamedTuple):
     by_head: ByHead
     remainder: Scalar
 
-    total = property(_over_heads)
+    @property
+    def total(self) -> Float[Array, " length"]:
+        """The sum of `by_head` over layers and heads."""
+        return self.by_head.sum(axis=(0, 1))
 
 
 @filter_jit

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Key
 from lim_jax._checks import as_int, error_if_got, require_floats, require_key, require_kind
 from lim_jax._jit import filter_jit
 from lim_jax._random import gaussian
-from lim_jax.adjoint.krylov import NormBounds, counted_steps, norm_bounds
+from lim_jax.adjoint.krylov import NormBounds, checked_steps, norm_bounds
 from lim_jax.adjoint.sweep import Example, TerminalLoss, run_forward
 from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.network.continuous_flow import ContinuousFlow, require_continuous
@@ -423,7 +423,7 @@ def _bounds_at(
 ) -> Callable[[Callable[[Any, State], State], Any, State], NormBounds]:
     """Return a function that bounds the derivative of ``change(layer, x)`` in :math:`L^2`."""
     require_key(key)
-    steps = counted_steps(steps, failure)
+    steps = checked_steps(steps, failure)
     start = gaussian(key, x.shape, x.dtype)
 
     def bounds(change: Callable[[Any, State], State], layer: Any, state: State) -> NormBounds:

@@ -18,6 +18,7 @@ from lim_jax.grid.partition import Regions, require_regions
 from lim_jax.plots import figure_style
 from lim_jax.plots.profile import DENSITY
 from lim_jax.probes import Estimate
+from lim_jax.results.scales import spans_decades
 
 FROM = "Take it from explanations.explain."
 CHANNEL_COLOURS = ("#0072b2", "#e69f00", "#009e73")
@@ -63,7 +64,7 @@ def channel_energies(result: Explanation, title: str) -> Figure:
     only = channel_sum / (total or 1)
     upper.plot(positions, density, "k", label="influence density")
     upper.plot(positions, only, "k--", linewidth=0.8, label="density without cross terms")
-    figure_style.fit_scale(upper, log=figure_style.spans_decades(density, only))
+    figure_style.fit_scale(upper, log=spans_decades(density, only))
     upper.set_ylabel(DENSITY, fontsize=8)
     some = np.maximum(channel_sum, np.finfo(energies.dtype).tiny)
     middle.stackplot(positions, energies / some, labels=CHANNELS, colors=CHANNEL_COLOURS, alpha=0.8)

@@ -18,7 +18,6 @@ POSITION = "position p (part of the context)"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")
 DASHES = ("-", "--", "-.", (0, (4, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (6, 2)), (0, (3, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-DECADES = 100.0  # more than two, and a profile is drawn on a logarithmic scale
 
 
 class ShownFigure(Figure):
@@ -154,13 +153,6 @@ def legend_below(figure: Figure, *handles: Any, columns: int = 4) -> None:
         frameon=False,
         fontsize=8,
     )
-
-
-def spans_decades(*profiles: np.ndarray) -> bool:
-    """Tell whether positive values span more than two decades, which need a logarithmic scale."""
-    values = np.concatenate([np.ravel(profile) for profile in profiles])
-    positive = values[values > 0]
-    return positive.size > 0 and bool(positive.max() > DECADES * positive.min())
 
 
 def fit_scale(axes: Axes, *, log: bool) -> None:

@@ -13,6 +13,7 @@ from lim_jax.grid.partition import Regions
 from lim_jax.plots import figure_style
 from lim_jax.probes import Estimate
 from lim_jax.results.context_energies import ComparedInfluences
+from lim_jax.results.scales import spans_decades
 from lim_jax.results.two_way import TwoWayShares
 
 Column = Float[np.ndarray, " positions"]
@@ -157,7 +158,7 @@ def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
         name: np.asarray(result.density)[has_weight[name]] for name, result in results.items()
     }
     figure_style.require_drawable(np.concatenate(list(density.values())), "results")
-    log = figure_style.spans_decades(*density.values())
+    log = spans_decades(*density.values())
     for index, (name, result) in enumerate(results.items()):
         positions, error = (
             np.asarray(of)[has_weight[name]] for of in (result.grid.nodes, result.density_error)

@@ -9,6 +9,7 @@ import numpy as np
 from lim_jax.density.statistics import Influence
 from lim_jax.grid.partition import REGIONS
 from lim_jax.report.shades import COUNT, Shading
+from lim_jax.results.scales import spans_decades
 
 alt: Any = lazy_loader.load("altair")  # of the extra; the rest does without
 Specification = dict[str, Any]
@@ -20,7 +21,6 @@ REGION = "var(--region)"
 # Pixels.
 HEIGHT = 240
 CELL = 18
-DECADES_IF_MORE = 2
 
 
 def profile_chart(influence: Influence) -> Specification:
@@ -49,7 +49,7 @@ def profile_chart(influence: Influence) -> Specification:
 def _floor(density: np.ndarray) -> tuple[float, str]:
     """Return where the density's axis begins, where smaller values are drawn, and its scale."""
     positive = density[density > 0]
-    if positive.size and positive.max() > positive.min() * 10**DECADES_IF_MORE:
+    if spans_decades(positive):
         return float(positive.min()) / 2, "log"
     return 0.0, "linear"
 

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lim_jax.results.scales import spans_decades
+
 # Even steps of lightness in OKLCH; the first is nearly the page's own colour.
 LIGHT = ("#fcfaf1", "#f6e6bf", "#f4cc8e", "#f5ac62", "#ea803f",
          "#d15833", "#ad372f", "#802532", "#581932", "#36122c")  # fmt: skip
@@ -12,7 +14,6 @@ DARK = ("#1f2026", "#332640", "#542850", "#7b2b54", "#9f3753",
 COUNT = len(LIGHT)
 BLACK = "#000000"
 WHITE = "#ffffff"
-DECADES_IF_MORE = 2
 DECADES_AT_MOST = 4
 
 
@@ -36,8 +37,8 @@ def choose_shades(values: np.ndarray) -> Shading:
     values = np.asarray(values, float)
     positive = values[values > 0]
     top = float(positive.max()) if positive.size else 1.0
-    least = max(float(positive.min()), top * 10.0**-DECADES_AT_MOST) if positive.size else top
-    if top > least * 10**DECADES_IF_MORE:
+    if spans_decades(values):
+        least = max(float(positive.min()), top * 10.0**-DECADES_AT_MOST)
         return Shading(np.geomspace(least, top, COUNT + 1), True)
     return Shading(np.linspace(0, top, COUNT + 1), False)
 

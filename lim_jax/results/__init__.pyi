@@ -6,6 +6,7 @@ from . import descriptions as descriptions
 from . import labelled as labelled
 from . import percentages as percentages
 from . import run_folder as run_folder
+from . import scales as scales
 from . import tables as tables
 from . import two_way as two_way
 from .archive import load as load

@@ -7,7 +7,7 @@ import pytest
 from reference.differences import central_difference
 from reference.networks import random_states
 
-from lim_jax.adjoint.krylov import counted_steps, norm_bounds
+from lim_jax.adjoint.krylov import checked_steps, norm_bounds
 
 
 def applied(matrix):
@@ -89,4 +89,4 @@ def test_norms_are_differentiated_once():
 @pytest.mark.parametrize("wrong", [{"steps": 0, "failure": 0.1}, {"steps": 3, "failure": 0.5}])
 def test_no_steps_and_no_probability_are_refused(wrong):
     with pytest.raises(ValueError, match="got"):
-        counted_steps(**wrong)
+        checked_steps(**wrong)
