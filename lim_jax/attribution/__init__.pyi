@@ -11,6 +11,7 @@ from . import mask_gradients as mask_gradients
 from . import mean_scores as mean_scores
 from . import method as method
 from . import methods as methods
+from . import operations as operations
 from . import orders as orders
 from . import parts as parts
 from . import profile_run as profile_run

@@ -17,6 +17,7 @@ from lim_jax.attribution.answer_comparison import shown_answer
 from lim_jax.attribution.method import Cost, Method, Run, Scores
 from lim_jax.attribution.methods import informed
 from lim_jax.attribution.methods.method_table import GRADIENT, INFORMED, PATH, method_named
+from lim_jax.attribution.operations import pass_operations
 from lim_jax.attribution.parts import UNNAMED, iterate_parts
 from lim_jax.attribution.profile_run import Bar, no_bar, require_fitting
 from lim_jax.attribution.segments import (
@@ -28,7 +29,6 @@ from lim_jax.attribution.segments import (
     whole_answer,
 )
 from lim_jax.attribution.support import PASSES, support_of_answer
-from lim_jax.attribution.time_budget import pass_operations
 from lim_jax.attribution.together import SETS, read_together
 from lim_jax.attribution.token_text import most_in_words, sum_by_text
 from lim_jax.attribution.without_parts import without_parts

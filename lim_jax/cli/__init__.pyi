@@ -11,4 +11,5 @@ from . import profile_command as profile_command
 from . import program_cache as program_cache
 from . import rates_command as rates_command
 from . import reproduce_command as reproduce_command
+from . import run_in_words as run_in_words
 from . import shuffle_command as shuffle_command

@@ -23,8 +23,6 @@ from lim_jax.attribution.time_budget import (
     NetworkAndLoss,
     TimeBudget,
     choose_contexts,
-    describe_contexts,
-    duration,
 )
 from lim_jax.cli.answers import answer_contexts, own_answer_lines
 from lim_jax.cli.arguments import (
@@ -39,6 +37,7 @@ from lim_jax.cli.arguments import (
 )
 from lim_jax.cli.explain_output import report_explanation, write_explained_page
 from lim_jax.cli.networks import network_within, open_model
+from lim_jax.cli.run_in_words import describe_contexts, duration
 from lim_jax.explanations import Explanation
 from lim_jax.explanations.certificates import Judged
 from lim_jax.grid.cells import token_grid

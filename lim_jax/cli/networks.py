@@ -13,8 +13,9 @@ from lim_jax import models
 from lim_jax._atomic_files import write_file
 from lim_jax._checks import require_positive
 from lim_jax._terminal import in_one_line
-from lim_jax.attribution.time_budget import duration, estimate_seconds
+from lim_jax.attribution.time_budget import estimate_seconds
 from lim_jax.checkpoints.hub import model_path
+from lim_jax.cli.run_in_words import duration
 from lim_jax.models import CausalLM, LanguageModel
 
 GIB = 2**30

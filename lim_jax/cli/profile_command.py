@@ -16,7 +16,6 @@ from lim_jax.attribution.methods.method_table import MethodName
 from lim_jax.attribution.parts import context_names
 from lim_jax.attribution.profile_run import SHOWN, Measured, measure, require_fitting
 from lim_jax.attribution.signed_profile import SignedProfile, signed_profile
-from lim_jax.attribution.time_budget import describe_contexts
 from lim_jax.cli.answers import answer_contexts, own_answer_lines
 from lim_jax.cli.arguments import (
     Compute,
@@ -30,6 +29,7 @@ from lim_jax.cli.arguments import (
     PartsMethod,
 )
 from lim_jax.cli.networks import estimated_time, network_within, open_model, placement_bar
+from lim_jax.cli.run_in_words import describe_contexts
 from lim_jax.cli.shuffle_command import (
     shuffled_findings,
     shuffled_lines,

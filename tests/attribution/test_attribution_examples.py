@@ -7,7 +7,6 @@ from lim_jax.attribution.answer_comparison import compare_answers, shown_answer
 from lim_jax.attribution.mean_scores import MeanScore, ScoresOfContexts, scores_finding
 from lim_jax.attribution.parts import context_names
 from lim_jax.attribution.segments import Segment, document_numbers, document_segments
-from lim_jax.attribution.time_budget import describe_contexts, duration
 from lim_jax.attribution.token_text import (
     group_tokens,
     in_text,
@@ -100,22 +99,6 @@ def test_document_numbers():
             tokenize_context(RenderedPrompt("Up. Who?", ((0, 3, "a"),)), " I")
         ).tolist()
     ) == [-2, 0, 0, -1, -1, -1, -1, -1, -1]
-
-
-def test_describe_contexts():
-    assert (describe_contexts([12]), describe_contexts([30, 28])) == (
-        "1 context of 12 tokens",
-        "2 contexts of 28 to 30 tokens",
-    )
-
-
-def test_duration():
-    assert (duration(0.3), duration(42.0), duration(400.0), duration(9000.0)) == (
-        "1 second",
-        "40 seconds",
-        "7 minutes",
-        "2.5 hours",
-    )
 
 
 def test_group_tokens():

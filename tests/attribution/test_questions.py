@@ -18,8 +18,8 @@ from lim_jax.attribution.answer import AnswerPart, answer_finding
 from lim_jax.attribution.files import write_answer
 from lim_jax.attribution.methods import informed
 from lim_jax.attribution.methods.method_table import METHODS
+from lim_jax.attribution.operations import pass_operations
 from lim_jax.attribution.questions import Question, question_line, read_question
-from lim_jax.attribution.time_budget import pass_operations
 from lim_jax.checkpoints.text import ChatTemplate
 from lim_jax.models import CausalLM, LanguageModel, Targets
 from lim_jax.models.foils import contrast, contrast_loss

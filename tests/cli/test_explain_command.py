@@ -24,7 +24,7 @@ from reference.publishers import CONFIGS, spelt, write_with_letters
 import lim_jax as lim
 from lim_jax import explanations, models, report
 from lim_jax.attribution import explanation_run as runs
-from lim_jax.attribution import heads, time_budget
+from lim_jax.attribution import heads, operations, time_budget
 from lim_jax.cli import explain_command, explain_output
 from lim_jax.cli.commands import main
 from lim_jax.density import Influence
@@ -480,9 +480,9 @@ def stubbed(scatter):
 def test_what_measuring_takes_is_counted_in_passes(monkeypatch):
     """By hand: two for each weight and token, of which a call costs 32 more, and attention's."""
     network = byte_network(10)
-    assert 0 < time_budget._product_rate(8, "bfloat16") < 1e15
+    assert 0 < operations.product_rate(8, "bfloat16") < 1e15
     rates = {None: 1e6, "bfloat16": 2e6}
-    monkeypatch.setattr(time_budget, "_product_rate", lambda width, compute: rates[compute])
+    monkeypatch.setattr(time_budget, "product_rate", lambda width, compute: rates[compute])
     leaves = jax.tree.leaves(network.flow.layers)
     weights = sum(leaf.size for leaf in leaves if hasattr(leaf, "size"))
     depth = network.flow.depth
@@ -527,7 +527,7 @@ def test_a_layer_that_reads_a_state_is_counted_by_its_chunks(monkeypatch):
     of_head = 2**3 + 2**2 * features + 2 * 2 * size * features  # decays, in the chunk, the state
     chunk = 2 * (groups * 2**2 * size + heads * of_head)
     expected = 2 * weights * (tokens + 32) + 2 * WIDTH * tokens**2 + 3 * chunk
-    assert time_budget.pass_operations(network, tokens) == expected
+    assert operations.pass_operations(network, tokens) == expected
     # No blocks in closed form.
     assert time_budget._certificate_seconds(network, tokens, 2, gradient=0.5) == 35 * 0.5 * 2
 
@@ -536,7 +536,7 @@ def test_of_experts_a_token_meets_those_that_are_chosen():
     """Of four with two matrices of six weights, beside a router of twelve."""
     experts = Experts(None, jnp.ones((4, 2, 3)), jnp.ones((4, 3, 2)))
     mixture = MixtureOfExperts(lambda z: z, jnp.ones((4, 3)), experts, Routing(3))
-    assert time_budget._count_weights(SumOfFields((mixture,))) == 12 + 3 * (6 + 6)
+    assert operations._count_weights(SumOfFields((mixture,))) == 12 + 3 * (6 + 6)
 
 
 def asked_of_ten(windows):
