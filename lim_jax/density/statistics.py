@@ -404,13 +404,13 @@ class Influence(eqx.Module):
         return slopes / (total * self.regions.weights.sum(axis=1))[None, :]
 
     def merge(self, other: "Influence") -> "Influence":
-        """Pool with the influence of other examples, on the same grid and regions.
+        """Pool with the influence of other examples, over the same regions of the same positions.
 
         Parameters
         ----------
         other
-            The influence of the other examples. Energies of single examples are kept where both
-            have them.
+            The influence of the other examples, on a grid that may have other masks. Energies of
+            single examples are kept where both have them.
 
         Returns
         -------
@@ -427,7 +427,8 @@ class Influence(eqx.Module):
         got = f"influence over {in_a_line(theirs)}" if theirs is not None else "no influence"
         expected = f"influence over {in_a_line(regions)}"
         cure = "Measure both with the same regions, which contexts of two lengths do not have."
-        require(bool(regions == theirs), "other", got=got, expected=expected, cure=cure)
+        same = isinstance(theirs, Regions) and regions.same_as(theirs)
+        require(same, "other", got=got, expected=expected, cure=cure)
         examples = _concatenate(self.example_energies, other.example_energies)
         pooled = self._without_examples._pooled(other._without_examples)
         return replace(pooled, example_energies=examples)

@@ -60,6 +60,14 @@ class Regions(eqx.Module):
         r"""The weights :math:`\Delta p_i` of the positions kept; zero where left out."""
         return self.grid._cast(self._without_left_out(self.grid._weights()))
 
+    def same_as(self, other: "Regions") -> bool:
+        """Tell whether other regions divide the same positions alike, whatever masks these."""
+        # Of positions alone: where prefixes start and what they weigh may be traced.
+        same_positions = bool(self.grid.unmasked == other.grid.unmasked)
+        ours = self.delta, self.convention, self.left_out
+        theirs = other.delta, other.convention, other.left_out
+        return same_positions and ours == theirs
+
     def without(self, positions: Sequence[int]) -> "Regions":
         """Leave positions out of all regions: integrals and averages are over the others."""
         last = self.grid.size - 1

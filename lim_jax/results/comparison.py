@@ -99,7 +99,7 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
     for influence, name in ((first, "first"), (second, "second")):
         require_kind(influence, Influence, name, "Measure one with density.influence.")
     require(
-        bool(first.regions == second.regions),
+        first.regions.same_as(second.regions),
         "second",
         got=f"influence over {second.regions}",
         expected=f"influence over {first.regions}, those of the first",

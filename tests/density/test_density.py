@@ -426,6 +426,38 @@ def test_regions_are_of_positions_whatever_masks_them():
     np.testing.assert_allclose(known.total, expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("masked", ["starts", "log weights"])
+def test_influences_on_grids_of_other_masks_are_pooled_and_compared(masked):
+    """Where contexts are packed or weighed in several ways their regions are the same positions."""
+    rows = np.array([[1.0, 4, 9, 16], [4.0, 1, 1, 0]])
+    masks = np.array([[0, 0, 2, 2], [0, 1, 1, 1]])
+
+    def influences(masks):
+        """Measure the influence of one example on a grid of each mask."""
+        grids = [
+            lim.token_grid(4).starting(mask)
+            if masked == "starts"
+            else lim.token_grid(4).weighted(-mask.astype(float))
+            for mask in masks
+        ]
+        return [
+            lim.Influence.from_energies(
+                jnp.asarray(row[None]), lim.boundary_regions(grid, 0.2), keep_examples=True
+            )
+            for row, grid in zip(rows, grids, strict=True)
+        ]
+
+    def pooled_energy(masks):
+        """Return the mean energies of both."""
+        one, two = influences(masks)
+        return one.merge(two).energy
+
+    for pooled in (pooled_energy, jax.jit(pooled_energy)):
+        np.testing.assert_allclose(pooled(jax.device_put(masks)), rows.mean(axis=0), rtol=1e-12)
+    change = lim.results.compare(*influences(jax.device_put(masks)))
+    np.testing.assert_allclose(change.total, rows[1].mean() - rows[0].mean(), rtol=1e-12)
+
+
 @pytest.mark.slow
 def test_positions_left_out_leave_a_density_of_the_others():
     """`def:influence` of the rest, with its errors, by NumPy on cells of unequal weights."""
