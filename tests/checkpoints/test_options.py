@@ -427,6 +427,9 @@ REFUSED = [
     ("llama", {"num_attention_heads": 5}, "5 heads at width 64"),
     ("llama", {"vocab_size": True}, "vocab_size = True, expected a positive whole number"),
     ("qwen2", {"use_sliding_window": True, "max_window_layers": None}, "max_window_layers = None"),
+    *((family, {"use_sliding_window": False, "layer_types": 6 * ["sliding_attention"]},
+       "layer_types that slide with use_sliding_window = False, expected windows in both or in ne")
+      for family in ("qwen2", "qwen2_moe", "qwen3")),
     ("smollm3", {"no_rope_layer_interval": None}, "no_rope_layer_interval = None, expected a pos"),
     ("olmo3", {"rope_theta": 9.0}, "rope_theta = 9.0, expected 500000.0"),
     ("granite", {"residual_multiplier": 0.0}, "residual_multiplier = 0.0, expected a positive nu"),

@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Array
 
 from lim_jax.checkpoints import sublayers
-from lim_jax.checkpoints.options import Configuration
+from lim_jax.checkpoints.options import Configuration, require_config
 from lim_jax.checkpoints.recipe import Biases, Names, Recipe, Sizes, sizes_of
 from lim_jax.checkpoints.rope_config import (
     FULL,
@@ -521,4 +521,18 @@ def _qwens(config: Configuration, sizes: Sizes) -> tuple[AttentionMask, ...]:
     first = config.get_int("max_window_layers", 28, least=0)
     first = first if slides and config.get("sliding_window", WINDOW) is not None else sizes.depth
     usual = (FULL if k < first else SLIDING for k in range(sizes.depth))
-    return masks_by_kind(config, sizes, usual)
+    return windows_if_used(config, sizes, usual)
+
+
+def windows_if_used(
+    config: Configuration, sizes: Sizes, usual: Iterable[str]
+) -> tuple[AttentionMask, ...]:
+    """Return the masks of Qwen's layers; raise ValueError at windows that are not to be used."""
+    masks = masks_by_kind(config, sizes, usual)
+    # Without use_sliding_window the publisher's reader has no window for the layers that slide.
+    used = config.get("use_sliding_window", False)
+    got = "layer_types that slide with use_sliding_window = False"
+    cure = "State use_sliding_window as true, or every layer as full_attention."
+    holds = bool(used) or all(mask.window is None for mask in masks)
+    require_config(holds, got, "windows in both or in neither", cure)
+    return masks

@@ -14,6 +14,7 @@ from lim_jax.checkpoints.families.llama import (
     masks_by_kind,
     multipliers,
     rotary_masks,
+    windows_if_used,
 )
 from lim_jax.checkpoints.options import Configuration, require_config
 from lim_jax.checkpoints.recipe import Biases, Names, Recipe, SizeNames, Sizes, sizes_of
@@ -188,7 +189,7 @@ def qwen2_moe(config: Configuration) -> Recipe:
     return llama_like(
         config,
         sizes,
-        masks_by_kind(config, sizes, usual),
+        windows_if_used(config, sizes, usual),
         network=mixture,
         biases=Biases(qkv=config.get_flag("qkv_bias", True)),
     )
