@@ -142,8 +142,10 @@ class Configuration(Mapping[str, Any]):
         return self.require(name, value, value in [*choices], " or ".join(choices), cure)
 
     def get_flag(self, name: str, default: bool = False) -> bool:
-        """Return the truth value of an option."""
-        return bool(self.get(name, default))
+        """Return an option that is true or false; raise ValueError at others, such as a text."""
+        # Null is as good as false, and 0 and 1 as false and true, as in transformers.
+        value = self.get(name, default)
+        return bool(self.require(name, value, value is None or value in (0, 1), "true or false"))
 
     def get_alike(self, name: str, default: Any) -> Any:
         """Return an option that is one value for all layers, or a list of equal values."""

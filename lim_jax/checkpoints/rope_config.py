@@ -130,7 +130,7 @@ def _yarn(
         trained=trained,
         fast=rope.get("beta_fast") or 32,
         slow=rope.get("beta_slow") or 1,
-        whole_pairs=rope.get("truncate", True),
+        whole_pairs=rope.get_flag("truncate", True),
     )
     return Rotary(scaled, amplitude=yarn_amplitude(factor) if amplitude is None else amplitude)
 

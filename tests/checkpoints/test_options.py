@@ -727,6 +727,54 @@ def test_null_is_as_good_as_false():
     refuse_unknown(config)
 
 
+@pytest.mark.parametrize(
+    "family, name",
+    [
+        ("afmoe", "mup_enabled"),
+        ("bailing_hybrid", "kda_safe_gate"),
+        ("cohere", "use_qk_norm"),
+        ("falcon", "bias"),
+        ("gemma4_text", "enable_moe_block"),
+        ("glm4_moe", "use_qk_norm"),
+        ("gpt_neox", "use_parallel_residual"),
+        ("hyperclovax", "use_post_norm"),
+        ("internlm3", "bias"),
+        ("internlm3", "qkv_bias"),
+        ("lfm2", "block_auto_adjust_ff_dim"),
+        ("lfm2", "tie_embedding"),
+        ("lfm2_moe", "use_expert_bias"),
+        ("llama", "attention_bias"),
+        ("llama", "tie_word_embeddings"),
+        ("llama4_text", "attn_temperature_tuning"),
+        ("llama4_text", "use_qk_norm"),
+        ("olmo_hybrid", "linear_allow_neg_eigval"),
+        ("qwen2", "use_sliding_window"),
+        ("qwen2_moe", "use_sliding_window"),
+        ("qwen3_moe", "norm_topk_prob"),
+        ("qwen3_moe", "use_sliding_window"),
+        ("sarvam_moe", "use_qk_norm"),
+        ("smollm3", "use_sliding_window"),
+        ("stablelm", "qk_layernorm"),
+        ("starcoder2", "use_bias"),
+    ],
+)
+@pytest.mark.parametrize("value", ["false", 2, [False]])
+def test_a_flag_is_true_or_false_and_no_text(family, name, value):
+    """A text is true in Python, also if it says false."""
+    with pytest.raises(ValueError, match=f"got {name} = .*, expected true or false. Download"):
+        recipe_of(least(family, **{name: value}))
+
+
+def test_zero_and_one_are_as_good_as_false_and_true():
+    for value in (0, 1):
+        assert recipe_of(least("llama", attention_bias=value)).biases.qkv is bool(value)
+
+
+def test_llama_4s_first_files_say_four_for_true():
+    masks = recipe_of(least("llama4_text", attn_temperature_tuning=4)).masks
+    assert masks == recipe_of(least("llama4_text")).masks
+
+
 def test_a_head_size_of_null_shares_the_width():
     assert recipe_of(least("qwen3", head_dim=None)).sizes.head_dim == 16
 

@@ -152,7 +152,7 @@ def sarvam_moe(config: Configuration) -> Recipe:
         attention_bias="use_qkv_bias",
     )
     sizes = sizes_of(config, head_dim=64)
-    normed = sublayers.shared_head_norm if config.get("use_qk_norm", True) else None
+    normed = sublayers.shared_head_norm if config.get_flag("use_qk_norm", True) else None
     recipe = _glm4_moe(
         named, sizes, 1.0, 8e6, head_norm=normed, dense=1, hidden=1024, top=6, factor=2.5
     )
@@ -170,7 +170,7 @@ def _by_names(config: Configuration, **others: str) -> Configuration:
 def glm4_moe(config: Configuration) -> Recipe:
     """GLM-4.5 to 4.7: half of each head is rotated; experts beside a shared one, by sigmoids."""
     sizes = sizes_of(config, norm_eps=1e-5)
-    normed = sublayers.shared_head_norm if config.get("use_qk_norm", False) else None
+    normed = sublayers.shared_head_norm if config.get_flag("use_qk_norm") else None
     return _glm4_moe(config, sizes, 0.5, head_norm=normed, dense=1, hidden=1408)
 
 

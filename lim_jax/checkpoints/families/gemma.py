@@ -182,7 +182,7 @@ def _attention(mask: AttentionMask) -> Callable[..., CausalAttention]:
 def _side_by_side(config: Configuration) -> Callable[..., SideBySide]:
     """Return a reader of a gated MLP, beside experts if there are any, and of the layer's scale."""
     mixture = None
-    if config.get("enable_moe_block", False):
+    if config.get_flag("enable_moe_block"):
         count, top, hidden = (
             config.get_int(name)
             for name in ("num_experts", "top_k_experts", "moe_intermediate_size")

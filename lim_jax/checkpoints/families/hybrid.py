@@ -178,7 +178,7 @@ def olmo_hybrid(config: Configuration) -> Recipe:
     heads = sizes.heads
     size = config.get("linear_key_head_dim")
     size = size or int(0.75 * sizes.width / (config.get("linear_num_key_heads") or heads))
-    twice = 2.0 if config.get("linear_allow_neg_eigval", True) else 1.0
+    twice = 2.0 if config.get_flag("linear_allow_neg_eigval", True) else 1.0
     delta = recurrent_sublayers.gated_delta(
         recurrent_sublayers.delta_sizes(config, (heads, heads, size, 2 * size)),
         recurrent_sublayers.olmo_matrices,
@@ -418,7 +418,7 @@ def lfm2(config: Configuration) -> Recipe:
         "conv_use_xavier_init",
     )
     hidden = config.get("block_ff_dim") or sizes.intermediate_size
-    if config.get("block_auto_adjust_ff_dim", True):
+    if config.get_flag("block_auto_adjust_ff_dim", True):
         factor = config.get("block_ffn_dim_multiplier", 1.0)
         hidden = int((1.0 if factor is None else factor) * int(2 * hidden / 3))
         multiple = config.get_int("block_multiple_of", 256)
@@ -441,7 +441,7 @@ def lfm2_moe(config: Configuration) -> Recipe:
         config.get_positive("routed_scaling_factor", 1.0),
         epsilon=1e-6,
     )
-    biased = config.get("use_expert_bias", True)
+    biased = config.get_flag("use_expert_bias", True)
     mixture = expert_sublayers.Mixture(
         config.get_int("num_experts", 32),
         config.get_int("moe_intermediate_size", 1792),
@@ -468,8 +468,8 @@ def _with_convolutions(
         activation=jax.nn.silu,
         head_norm=sublayers.shared_head_norm,
     )
-    tied = config.get("tie_embedding", config.get("tie_word_embeddings", True))
-    attention = attention._replace(tied=bool(tied))
+    tied = config.get_flag("tie_embedding", config.get_flag("tie_word_embeddings", True))
+    attention = attention._replace(tied=tied)
     biased = config.get_flag("conv_bias")
     conv = recurrent_sublayers.short_convolution(config.get_int("conv_L_cache", 3), biased)
     return {FULL: attention, CONV: attention._replace(attention=conv)}

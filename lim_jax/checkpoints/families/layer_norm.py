@@ -131,7 +131,7 @@ def gpt_neox(config: Configuration) -> Recipe:
         act="hidden_act",
         activation="gelu",
         tied=False,
-        step=euler if config.get("use_parallel_residual", True) else split,
+        step=euler if config.get_flag("use_parallel_residual", True) else split,
     )
 
 
@@ -322,7 +322,7 @@ def falcon(config: Configuration) -> Recipe:
     before = before if parallel or new else ("input_layernorm", "post_attention_layernorm")
     Configuration({"parallel_attn": parallel or not new}).refuse(parallel_attn=True)
     names = FALCON_NAMES._replace(before_attention=before[0], before_network=before[1])
-    biases = EVERYWHERE if config.get("bias", False) else Biases()
+    biases = EVERYWHERE if config.get_flag("bias") else Biases()
     return biased(
         config,
         sizes,
@@ -376,7 +376,7 @@ def starcoder2(config: Configuration) -> Recipe:
         sizes,
         seen,
         names=Names(up="c_fc", down="c_proj"),
-        biases=EVERYWHERE if config.get("use_bias", True) else Biases(),
+        biases=EVERYWHERE if config.get_flag("use_bias", True) else Biases(),
         act="hidden_act",
         activation="gelu_pytorch_tanh",
     )
@@ -397,7 +397,7 @@ def stablelm(config: Configuration) -> Recipe:
         norm=sublayers.layer_norm,
         biases=Biases(qkv=config.get_flag("use_qkv_bias")),
         step=euler if parallel else split,
-        head_norm=sublayers.separate_head_norms if config.get("qk_layernorm", False) else None,
+        head_norm=sublayers.separate_head_norms if config.get_flag("qk_layernorm") else None,
     )
 
 
@@ -448,7 +448,7 @@ def cohere(config: Configuration) -> Recipe:
     """Command R: parallel blocks behind one norm without shift, scaled logits."""
     sizes = sizes_of(config, LAYER_NORM_EPS, norm_eps=1e-5)
     masks = rotary_masks(config, sizes, default=500_000.0)
-    normed = sublayers.per_head_norm if config.get("use_qk_norm", False) else None
+    normed = sublayers.per_head_norm if config.get_flag("use_qk_norm") else None
     return cohere_like(config, sizes, masks, head_norm=normed)
 
 

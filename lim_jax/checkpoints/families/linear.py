@@ -146,7 +146,7 @@ def bailing_hybrid(config: Configuration) -> Recipe:
         config.get_int("linear_conv_kernel_dim", config.get_int("short_conv_kernel_size", 4)),
         names=("attention.dense", "attention.o_proj"),
         low_rank=False,
-        least_decay=float(bound) if config.get("kda_safe_gate", True) else None,
+        least_decay=float(bound) if config.get_flag("kda_safe_gate", True) else None,
     )
     period = config.get_int("layer_group_size", 6)
     kinds = config.get("layer_types")

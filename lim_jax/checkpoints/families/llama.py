@@ -257,7 +257,7 @@ def smollm3(config: Configuration) -> Recipe:
     """SmolLM3: Llama without positions in every fourth layer."""
     sizes = sizes_of(config)
     rotary = rotary_of(config, sizes.head_dim, default=2_000_000.0)
-    slides = config.get("use_sliding_window", False)
+    slides = config.get_flag("use_sliding_window")
     config.ignore("max_window_layers")  # of Qwen's files; the publisher's reader ignores it too
     period = config.get_int("no_rope_layer_interval", 4)
     # Despite its name, one where a layer has rotary positions.
@@ -470,8 +470,8 @@ def internlm3(config: Configuration) -> Recipe:
     """InternLM 3: Llama, with other names for its biases."""
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
     biases = biases_of(config)
-    qkv = config.get("qkv_bias", biases.qkv)
-    others = config.get("bias", biases.mlp)
+    qkv = config.get_flag("qkv_bias", biases.qkv)
+    others = config.get_flag("bias", biases.mlp)
     Configuration({"bias": others}).refuse(bias=qkv)  # else the output's bias is not known
     return llama_like(config, sizes, biases=Biases(qkv, qkv, qkv))
 
@@ -481,7 +481,7 @@ def hyperclovax(config: Configuration) -> Recipe:
     sizes = sizes_of(config)
     names = Names()
     scales = multipliers(config)
-    if config.get("use_post_norm", True):
+    if config.get_flag("use_post_norm", True):
         names = Names(after_attention="post_norm1", after_network="post_norm2")
     scales["logit_scale"] = 1 / scales["logit_scale"]
     if config.get("attention_multiplier") is None:
@@ -517,7 +517,7 @@ def masks_by_kind(
 
 def _qwens(config: Configuration, sizes: Sizes) -> tuple[AttentionMask, ...]:
     """Return the masks of Qwen's layers, which may slide from ``max_window_layers`` on."""
-    slides = config.get("use_sliding_window", False)
+    slides = config.get_flag("use_sliding_window")
     first = config.get_int("max_window_layers", 28, least=0)
     first = first if slides and config.get("sliding_window", WINDOW) is not None else sizes.depth
     usual = (FULL if k < first else SLIDING for k in range(sizes.depth))
@@ -530,9 +530,8 @@ def windows_if_used(
     """Return the masks of Qwen's layers; raise ValueError at windows that are not to be used."""
     masks = masks_by_kind(config, sizes, usual)
     # Without use_sliding_window the publisher's reader has no window for the layers that slide.
-    used = config.get("use_sliding_window", False)
     got = "layer_types that slide with use_sliding_window = False"
     cure = "State use_sliding_window as true, or every layer as full_attention."
-    holds = bool(used) or all(mask.window is None for mask in masks)
+    holds = config.get_flag("use_sliding_window") or all(mask.window is None for mask in masks)
     require_config(holds, got, "windows in both or in neither", cure)
     return masks

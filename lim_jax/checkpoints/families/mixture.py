@@ -103,7 +103,7 @@ def afmoe(config: Configuration) -> Recipe:
         biases=_attention_biases(config),
         head_norm=sublayers.shared_head_norm,
         network=mixture,
-        embedding_scale=math.sqrt(sizes.width) if config.get("mup_enabled", False) else 1.0,
+        embedding_scale=math.sqrt(sizes.width) if config.get_flag("mup_enabled") else 1.0,
     )
 
 
@@ -132,7 +132,7 @@ def qwen3_moe(config: Configuration) -> Recipe:
     """Qwen 3 with experts, in all layers but those that the configuration names."""
     sizes = sizes_of(config)
     config.ignore("max_window_layers")  # all layers slide, or none
-    kinds = sizes.depth * (SLIDING if config.get("use_sliding_window", False) else FULL,)
+    kinds = sizes.depth * (SLIDING if config.get_flag("use_sliding_window") else FULL,)
     return llama_like(
         config,
         sizes,
@@ -179,7 +179,7 @@ def qwen3_vl_moe_text(config: Configuration) -> Recipe:
 def qwen2_moe(config: Configuration) -> Recipe:
     """Qwen 2 with experts, beside a shared one behind a gate."""
     sizes = sizes_of(config)
-    slides = config.get("use_sliding_window", False)
+    slides = config.get_flag("use_sliding_window")
     first = config.get_int("max_window_layers", 28, least=0)
     usual = (SLIDING if slides and k % 2 == 0 and k < first else FULL for k in range(sizes.depth))
     hidden = config.get_int("shared_expert_intermediate_size", 5632)
@@ -454,13 +454,16 @@ def llama4_text(config: Configuration) -> Recipe:
     usual = [CHUNKED if rotates else FULL for rotates in rotated[: sizes.depth]]
     kinds = layer_kinds(config, sizes.depth, *usual)
     rotary = rotary_of(config, sizes.head_dim, default=500_000.0)
-    if config.get("use_qk_norm", True):
+    if config.get_flag("use_qk_norm", True):
         rotary = UnitRotary(
             rotary.frequencies, rotary.tokens, rotary.amplitude, norm_eps=sizes.norm_eps
         )
     scale = config.get("attn_scale", 0.1)
     floor = config.get("floor_scale", 8192)
-    tempered = Tempered(scale, floor) if config.get("attn_temperature_tuning", True) else None
+    # The publisher's first files say 4, which its reader took for true.
+    tempers = config.get("attn_temperature_tuning", True)
+    config.require("attn_temperature_tuning", tempers, tempers in (None, 0, 1, 4), "true or false")
+    tempered = Tempered(scale, floor) if tempers else None
     seen = masks_of(config, kinds, rotary)
     masks = tuple(
         mask if rotates else AttentionMask(mask.window, mask.chunk, tempered)
