@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import lazy_loader
 
 from lim_jax._argument_error import Refusal
-from lim_jax._checks import require
+from lim_jax._checks import described, require
 
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
 CURE = "Put the publisher's tokenizer.json beside the weights."
 NORMAL, CONTROL, DEFINED = 1, 3, 4  # GGUF's types of words; no text spells a control token
+NO_TOKEN = None, -1, 2**32 - 1  # llama.cpp's -1, also as a number without a sign
 SPACE = "▁"  # as SentencePiece spells it
 
 CONTRACTED = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -104,6 +105,8 @@ def tokenizer_of_header(name: str, header: Mapping[str, Any]) -> Any:
         f"llama, gemma4, or gpt2 with one of the {len(CUTS)} in checkpoints.gguf_tokenizer.CUTS"
     )
     require(is_supported and len(words) == len(kinds), name, got=got, expected=expected, cure=CURE)
+    if kind != "gpt2" and header.get("tokenizer.ggml.unknown_token_id") not in NO_TOKEN:
+        _require_word(name, header, "unknown")
     try:
         make = _byte_level_tokenizer if kind == "gpt2" else _sentencepiece_tokenizer
         tokenizer = make({word: index for index, word in enumerate(words)}, header)
@@ -120,11 +123,12 @@ def tokenizer_of_header(name: str, header: Mapping[str, Any]) -> Any:
     begins = kind == "llama" or (kind == "gpt2" and CUTS[cut].begins)
     begins = header.get("tokenizer.ggml.add_bos_token", begins) and kind != "gemma4"
     ends = header.get("tokenizer.ggml.add_eos_token", False)
-    marks = {
-        part: words[index]
-        for part, states in (("bos", begins), ("eos", ends))
-        if states and (index := header.get(f"tokenizer.ggml.{part}_token_id")) is not None
-    }
+    marks = {}
+    for part, is_added in (("bos", begins), ("eos", ends)):
+        index = header.get(f"tokenizer.ggml.{part}_token_id")
+        if is_added and index not in NO_TOKEN:
+            _require_word(name, header, part)
+            marks[part] = words[index]
     if marks:
         pattern = f"{marks.get('bos', '')} $A {marks.get('eos', '')}".strip()
         numbered = [(word, words.index(word)) for word in dict.fromkeys(marks.values())]
@@ -132,6 +136,21 @@ def tokenizer_of_header(name: str, header: Mapping[str, Any]) -> Any:
             single=pattern, special_tokens=numbered
         )
     return tokenizer
+
+
+def special_id(header: Mapping[str, Any], part: str) -> int | None:
+    """Return the id of a special token, such as ``bos``; None unless it is a word's of the file."""
+    index = header.get(f"tokenizer.ggml.{part}_token_id")
+    words = header.get("tokenizer.ggml.tokens", [])
+    return index if isinstance(index, int) and 0 <= index < len(words) else None
+
+
+def _require_word(name: str, header: Mapping[str, Any], part: str) -> None:
+    """Raise ValueError if a special token that the tokenizer needs is no word of the file."""
+    index = header[f"tokenizer.ggml.{part}_token_id"]
+    got = f"{part}_token_id = {described(index)}"
+    expected = f"the number of one of the {len(header['tokenizer.ggml.tokens'])} words"
+    require(special_id(header, part) is not None, name, got=got, expected=expected, cure=CURE)
 
 
 def _byte_level_tokenizer(words: dict[str, int], header: Mapping[str, Any]) -> Any:
@@ -152,7 +171,7 @@ def _byte_level_tokenizer(words: dict[str, int], header: Mapping[str, Any]) -> A
 
 def _sentencepiece_tokenizer(words: dict[str, int], header: Mapping[str, Any]) -> Any:
     """Return a SentencePiece BPE tokenizer, which spells unknown letters in bytes."""
-    unknown = header.get("tokenizer.ggml.unknown_token_id")
+    unknown = special_id(header, "unknown")
     prefixed = header.get("tokenizer.ggml.add_space_prefix", True)
     prefixed = prefixed and header["tokenizer.ggml.model"] == "llama"
     model = tokenizers.models.BPE(

@@ -13,7 +13,7 @@ from lim_jax._argument_error import Refusal
 from lim_jax._checks import as_int, require, require_extra, require_indices, require_kind
 from lim_jax._files import decoded
 from lim_jax.checkpoints.checkpoint import absent, json_object
-from lim_jax.checkpoints.gguf_tokenizer import CURE, tokenizer_of_header
+from lim_jax.checkpoints.gguf_tokenizer import CURE, NO_TOKEN, special_id, tokenizer_of_header
 
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
 FILE = "tokenizer.json"
@@ -106,7 +106,8 @@ def end_ids(path: Path, header: Header) -> tuple[int, ...]:
     # In a folder ``eos_token_id`` of ``generation_config.json``, or else of ``config.json``; in a
     # GGUF file the ends of a text, of a turn and of a message.
     if path.suffix == ".gguf":
-        ids = [header.get(f"tokenizer.ggml.{part}_token_id") for part in ("eos", "eot", "eom")]
+        named = [header.get(f"tokenizer.ggml.{part}_token_id") for part in ("eos", "eot", "eom")]
+        ids = [number for number in named if number not in NO_TOKEN]
     else:
         files = [file for name in CONFIGS if (file := path / name).is_file()] or [path / CONFIGS[1]]
         configs = [json_object(file) for file in files]
@@ -126,9 +127,9 @@ def find_chat_template(path: Path, header: Header) -> ChatTemplate | None:
     # ``tokenizer.chat_template``, else that of its folder.
     if isinstance(template := header.get(f"tokenizer.{TEMPLATE_KEY}"), str):
         words = header.get("tokenizer.ggml.tokens", [])
-        ids = {f"{name}_token": header.get(f"tokenizer.ggml.{name}_token_id") for name in MARKS}
-        mark_ids = {name: n for name, n in ids.items() if n is not None and n < len(words)}
-        return ChatTemplate(template, {name: words[n] for name, n in mark_ids.items()})
+        ids = {f"{name}_token": special_id(header, name) for name in MARKS}
+        marks = {name: words[index] for name, index in ids.items() if index is not None}
+        return ChatTemplate(template, marks)
     folder = path.parent if path.suffix == ".gguf" else path
     options = json_object(folder / OPTIONS) if (folder / OPTIONS).is_file() else {}
     source = options.get(TEMPLATE_KEY)

@@ -164,6 +164,34 @@ def test_sentencepieces_pairs_are_joined_by_their_scores(tmp_path, architecture)
     assert made.decode(made.encode("é").ids) == "é" and "  " in made.encode("a  a").tokens
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_begin_or_an_end_that_is_no_word_of_the_file_is_refused(tmp_path, kind):
+    """A file may say, by llama.cpp's -1, that it has none; -1 is not the last word."""
+    file = write(tmp_path / "model.gguf", kind=kind, bos_token_id=0, add_bos_token=True)
+    header = read_header(file)[1]
+
+    def tokens(**ids):
+        stated = {f"tokenizer.ggml.{name}": number for name, number in ids.items()}
+        return read_tokenizer(file, header | stated).encode("the").tokens
+
+    assert tokens()[0] == "<|end|>"
+    for none in (-1, 2**32 - 1):
+        assert "<|end|>" not in tokens(bos_token_id=none)
+    for number, told in ((9999, "9999"), (-2, "-2"), ("1", "'1'")):
+        expected = f"bos_token_id = {told}, expected the number of one of the {len(WORDS)} words"
+        with pytest.raises(ValueError, match=f"model.gguf: got {expected}. Put the publisher's"):
+            tokens(bos_token_id=number)
+        with pytest.raises(ValueError, match=f"got eos_token_id = {told}, expected the number"):
+            tokens(add_eos_token=True, eos_token_id=number)
+
+
+def test_an_unknown_word_that_is_no_word_of_the_file_is_refused(tmp_path):
+    file = write(tmp_path / "model.gguf", kind="llama")
+    header = read_header(file)[1] | {"tokenizer.ggml.unknown_token_id": 9999}
+    with pytest.raises(ValueError, match="model.gguf: got unknown_token_id = 9999, expected the n"):
+        read_tokenizer(file, header)
+
+
 def test_gemma_4s_pairs_stand_in_its_file(tmp_path):
     words = ["<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "\n", "ab", "▁ab"]
     file = write(

@@ -244,4 +244,7 @@ def test_a_file_of_llama_cpp_says_so_too(tmp_path):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    assert end_ids(file, read_header(file)[1]) == (3, 8)
+    header = read_header(file)[1]
+    assert end_ids(file, header) == (3, 8)
+    for none in (-1, 2**32 - 1):  # llama.cpp's number of no token
+        assert end_ids(file, header | {"tokenizer.ggml.eot_token_id": none}) == (3,)

@@ -67,6 +67,13 @@ def test_a_gguf_files_own_template_goes_first(tmp_path):
     assert template_of(*with_header(file)).source == "the folder's"
 
 
+@pytest.mark.parametrize("number", [3, -1, 2**32 - 1, "1"])
+def test_a_mark_that_is_no_word_of_the_file_is_left_out(tmp_path, number):
+    file, header = with_header(write(tmp_path / "own.gguf", "own"))
+    template = template_of(file, header | {"tokenizer.ggml.bos_token_id": number})
+    assert template.marks == {"eos_token": "<end>"}
+
+
 def test_a_template_that_is_broken_is_told_of(tmp_path):
     for entries in ({}, {"chat_template": [{"name": "tool_use", "template": "no"}]}):
         options(tmp_path, **entries)
