@@ -111,13 +111,15 @@ def end_ids(path: Path, header: Header) -> tuple[int, ...]:
     else:
         files = [file for name in CONFIGS if (file := path / name).is_file()] or [path / CONFIGS[1]]
         configs = [json_object(file) for file in files]
-        configs += [config["text_config"] for config in configs if "text_config" in config]
+        texts = [config.get("text_config") for config in configs]
+        configs += [text for text in texts if isinstance(text, dict)]
         stated = (config.get("eos_token_id") for config in configs)
         ids = next((value for value in stated if value is not None), ())
         ids = ids if isinstance(ids, list | tuple) else [ids]
     cure = "Download the publisher's files again."
-    distinct = dict.fromkeys(number for number in ids if number is not None)
-    return tuple(as_int(number, "eos_token_id", least=0, cure=cure) for number in distinct)
+    stated_ids = [number for number in ids if number is not None]
+    numbers = [as_int(number, "eos_token_id", least=0, cure=cure) for number in stated_ids]
+    return tuple(dict.fromkeys(numbers))
 
 
 def find_chat_template(path: Path, header: Header) -> ChatTemplate | None:

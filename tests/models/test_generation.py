@@ -230,6 +230,10 @@ def test_a_publisher_says_which_ids_end(tmp_path):
     assert said(config={"eos_token_id": [4]}, generation_config={"eos_token_id": None}) == (4,)
     assert said(config={"text_config": {"eos_token_id": 5}}) == (5,)
     assert said(config={}) == ()
+    assert said(config={"text_config": None, "eos_token_id": 7}) == (7,)
+    for numbers in ([1, [2]], {"a": 1}):
+        with pytest.raises(ValueError, match="eos_token_id: got (list|dict), expected a whole num"):
+            said(config={"eos_token_id": numbers})
     with pytest.raises(ValueError, match="eos_token_id: got '</s>'"):
         said(config={"eos_token_id": "</s>"})
     with pytest.raises(ValueError, match=r"config.json: got no file config.json"):
