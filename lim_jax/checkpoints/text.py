@@ -2,6 +2,7 @@
 
 import codecs
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ CONFIGS = "generation_config.json", "config.json"
 TEMPLATE = "chat_template.jinja"
 OPTIONS = "tokenizer_config.json"
 TEMPLATE_KEY = "chat_template"
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+LARGEST_ID = 2**32 - 1  # of the package tokenizers
 MARKS = ("bos", "eos", "unk", "pad")
 CURE_OF_CHATS = "Take the instructed kind of the model, or ask by a prompt without a chat."
 Header = Mapping[str, Any]  # of a GGUF file, as `gguf_header.read_header` returns it; else empty
@@ -60,7 +63,8 @@ def read_tokenizer(path: Path, header: Header) -> Any:
 def texts_of_ids(ids: Int[Array | np.ndarray, " ids"], tokenizer: Any = None) -> list[str]:
     """Return the text of each id, which joined are the text of all.
 
-    If several ids make one letter, the last has it and the others are empty.
+    If several ids make one letter, the last has it and the others are empty. An id that is no word
+    of the tokenizer has no text: vocabularies of networks are often padded.
 
     Parameters
     ----------
@@ -73,14 +77,15 @@ def texts_of_ids(ids: Int[Array | np.ndarray, " ids"], tokenizer: Any = None) ->
     Returns
     -------
     list of str
-        A text for each id. Bytes that are no UTF-8 are shown by its replacement character.
+        A text for each id. Bytes that are no UTF-8, such as the first of a letter whose last is
+        missing, are shown by its replacement character.
 
     Raises
     ------
     ModuleNotFoundError
         If there is a tokenizer, and the extra ``models`` is not installed.
     ValueError
-        If `ids` is no array of whole numbers, or without a tokenizer one is no byte.
+        If `ids` is no array of whole numbers, or one is negative or without a tokenizer no byte.
 
     Examples
     --------
@@ -89,16 +94,26 @@ def texts_of_ids(ids: Int[Array | np.ndarray, " ids"], tokenizer: Any = None) ->
     ['n', '', 'é']
     """
     require_indices(ids, "ids")
+    limit = 256 if tokenizer is None else LARGEST_ID + 1
+    outside = [number for number in np.unique(ids).tolist() if not 0 <= number < limit]
+    expected = "bytes, 0 to 255"
+    cure = "Pass the model's own tokenizer: LanguageModel.tokenizer."
+    if tokenizer is not None:
+        expected = "numbers of words, from zero"
+        cure = "Cut off what only fills rows up."
+    require(not outside, "ids", got=f"{outside}", expected=expected, cure=cure)
     if tokenizer is None:
-        outside = [number for number in np.unique(ids).tolist() if not 0 <= number < 256]
-        cure = "Pass the model's own tokenizer: LanguageModel.tokenizer."
-        require(not outside, "ids", got=f"{outside}", expected="bytes, 0 to 255", cure=cure)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        return [decoder.decode(bytes([byte])) for byte in ids.tolist()]
+        texts = [decoder.decode(bytes([byte])) for byte in ids.tolist()]
+        return [*texts[:-1], texts[-1] + decoder.decode(b"", final=True)]
     require_extra("tokenizers", "models")
     require_kind(tokenizer, tokenizers.Tokenizer, "tokenizer", "Take it from models.LanguageModel.")
     stream = tokenizers.decoders.DecodeStream(skip_special_tokens=False)
-    return [stream.step(tokenizer, number) or "" for number in ids.tolist()]
+    texts = [stream.step(tokenizer, number) or "" for number in ids.tolist()]
+    # The stream keeps the bytes of a letter whose last is missing.
+    untold = len(list(takewhile(lambda text: not text, reversed(texts))))
+    kept = tokenizer.decode(ids.tolist()[len(texts) - untold :], skip_special_tokens=False)
+    return [*texts[:-1], texts[-1] + kept] if kept.endswith(REPLACEMENT) else texts
 
 
 def end_ids(path: Path, header: Header) -> tuple[int, ...]:

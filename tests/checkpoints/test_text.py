@@ -13,7 +13,7 @@ import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
 from lim_jax.checkpoints.gguf_header import read_header
-from lim_jax.checkpoints.text import read_tokenizer
+from lim_jax.checkpoints.text import read_tokenizer, texts_of_ids
 
 MERGES = ["t h", "th e", "Ġ the", "a n", "Ġ a", "1 9"]
 WORDS = ["<|end|>", *sorted(ByteLevel.alphabet()), "th", "the", "Ġthe", "an", "Ġa", "19"]
@@ -204,6 +204,45 @@ def test_gemma_4s_pairs_stand_in_its_file(tmp_path):
     )
     made = of_gguf(file)
     assert made.encode("ab ab\nc").tokens == ["ab", "▁ab", "\n", "<0x63>"]
+
+
+CUT = "\N{REPLACEMENT CHARACTER}"
+
+
+def test_texts_of_bytes_joined_are_the_text_of_all_also_where_a_letter_is_cut():
+    letters = np.array([*"né日本😀".encode()])
+    for end in range(1, len(letters) + 1):
+        texts = texts_of_ids(letters[:end])
+        assert "".join(texts) == bytes(letters[:end].tolist()).decode(errors="replace")
+    assert texts_of_ids(np.array([65, 0xE6, 0xBC])) == ["A", "", CUT]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_texts_of_words_joined_are_the_text_of_all_also_where_a_letter_is_cut(tmp_path, kind):
+    """As Python decodes the bytes; SentencePiece shows each byte of a cut letter by itself."""
+    spelt = ["<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a"]
+    options = {"words": spelt, "merges": None, "token_scores": [0.0] * 259}
+    options = options | {"add_space_prefix": False} if kind == "llama" else {}
+    tokenizer = of_gguf(write(tmp_path / "model.gguf", kind=kind, **options))
+    text = "a 日本😀"
+    ids = np.array(tokenizer.encode(text).ids)
+    assert len(ids) == len(text.encode())  # a word for each byte
+    for end in range(1, len(ids) + 1):
+        texts = texts_of_ids(ids[:end], tokenizer)
+        expected = text.encode()[:end].decode(errors="replace")
+        joined = "".join(texts)
+        assert len(texts) == end and joined.rstrip(CUT) == expected.rstrip(CUT)
+        assert joined.endswith(CUT) == expected.endswith(CUT)
+
+
+def test_an_id_that_is_no_word_has_no_text_and_one_below_zero_is_refused(tmp_path):
+    """The vocabularies of networks are often padded beyond their tokenizers'."""
+    tokenizer = of_gguf(write(tmp_path / "model.gguf"))
+    the = WORDS.index("the")
+    assert texts_of_ids(np.array([the, 5000, the]), tokenizer) == ["the", "", "the"]
+    for number in (-1, 2**32):
+        with pytest.raises(ValueError, match=rf"ids: got \[{number}\], expected numbers of words"):
+            texts_of_ids(np.array([the, number]), tokenizer)
 
 
 def test_a_tokenizer_beside_a_file_goes_first(tmp_path):
