@@ -70,11 +70,7 @@ def rotary_of(
     scaling = rope.get("rope_type", rope.get("type", "default"))
     scaling = SYNONYMS.get(scaling, scaling)
     _require_known(rope, scaling)
-    inner = rope.get("rope_theta")
-    outer = config.get(base) if kind is None or not inner else None
-    got = f"{base} = {outer} beside rope_theta = {inner} of a scaling"
-    require_config(None in (inner, outer) or inner == outer, got, "the same in both")
-    theta = inner or outer or default
+    theta = rotary_base(config, rope, base, default=default, kind=kind)
     if scaling == "proportional":
         part = _part(config, rope, default_part or 1.0)
         frequencies = proportional_frequencies(head_dim, theta, part)
@@ -104,9 +100,31 @@ def rotary_of(
     return _longrope(config, rope, frequencies) if scaling == "longrope" else Rotary(frequencies)
 
 
+def rotary_base(
+    config: Configuration,
+    rope: Configuration,
+    base: str = "rope_theta",
+    *,
+    default: float = 10_000.0,
+    kind: str | None = None,
+) -> float:
+    """Return the base of rotary positions, by the scaling's options or those beside it.
+
+    The scaling's base goes first; one beside it is the same, unless layers differ in their `kind`.
+    """
+    inner = rope.get("rope_theta")
+    outer = config.get(base) if kind is None or inner is None else None
+    got = f"{base} = {outer} beside rope_theta = {inner} of a scaling"
+    require_config(None in (inner, outer) or inner == outer, got, "the same in both")
+    if inner is not None:
+        return rope.get_positive("rope_theta")
+    return default if outer is None else config.get_positive(base)
+
+
 def usual_base(config: Configuration, base: float) -> dict[str, float]:
     """Return a family's default base of rotary positions, or nothing if a base is stated."""
-    return {} if rope_options(config).get("rope_theta") else {"rope_theta": base}
+    inner = rope_options(config).get("rope_theta")
+    return {"rope_theta": base} if inner is None else {}
 
 
 def _part(config: Configuration, rope: Configuration, default: float) -> float:

@@ -19,6 +19,7 @@ from lim_jax.checkpoints.rope_config import (
     layer_kinds,
     masks_of,
     rope_options,
+    rotary_base,
     rotary_of,
     slide_if_stated,
     usual_base,
@@ -228,8 +229,9 @@ def hunyuan_v1_dense(config: Configuration) -> Recipe:
     config.ignore(*OF_HUNYUAN, *image_options)
     if rope.get("alpha") and rope.get("rope_type", rope.get("type")) == "dynamic":
         # Here the publisher's reader scales the base once, for contexts of every length.
-        theta = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
-        base = theta * rope.get_positive("alpha") ** (sizes.head_dim / (sizes.head_dim - 2))
+        base = rotary_base(config, rope) * rope.get_positive("alpha") ** (
+            sizes.head_dim / (sizes.head_dim - 2)
+        )
         rotary = Rotary(rotary_frequencies(sizes.head_dim, base))
     else:
         rotary = rotary_of(config, sizes.head_dim)

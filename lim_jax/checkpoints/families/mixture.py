@@ -27,6 +27,7 @@ from lim_jax.checkpoints.rope_config import (
     layer_kinds,
     masks_of,
     rope_options,
+    rotary_base,
     rotary_of,
     slide_if_stated,
     usual_base,
@@ -315,11 +316,11 @@ def _phimoe_rotary(config: Configuration, head_dim: int) -> tuple[Rotary, tuple[
     if kind == "default":
         return rotary_of(config, head_dim, default=1e6), None
     require_config(kind in ("longrope", "su"), f"rope_type = {kind!r}", "longrope")
-    theta = rope.get("rope_theta") or config.get("rope_theta")
+    theta = rotary_base(config, rope, default=1e6)
     scaling = {name: value for name, value in rope.items() if not name.endswith("_mscale")}
     scaling |= {"attention_factor": rope.get_positive("short_mscale"), "rope_theta": theta}
     options = {**config.options, "rope_scaling": None, "rope_parameters": scaling}
-    rotary = rotary_of(Configuration(options), head_dim, default=1e6)
+    rotary = rotary_of(Configuration(options), head_dim)
     assert isinstance(rotary.frequencies, LongFrequencies)
     why = "since readers scale longer ones in different ways"
     return rotary, (rotary.frequencies.trained, why)
