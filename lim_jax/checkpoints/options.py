@@ -141,6 +141,11 @@ class Configuration(Mapping[str, Any]):
         cure = "Take another model: any other value is of another network."
         return self.require(name, value, value in [*choices], " or ".join(choices), cure)
 
+    def get_text(self, name: str) -> str | None:
+        """Return an option that is a text, or None if it is absent or null."""
+        value = self.get(name)
+        return self.require(name, value, value is None or isinstance(value, str), "a text")
+
     def get_flag(self, name: str, default: bool = False) -> bool:
         """Return an option that is true or false; raise ValueError at others, such as a text."""
         # Null is as good as false, and 0 and 1 as false and true, as in transformers.

@@ -67,8 +67,7 @@ def rotary_of(
     # An empty rope_parameters says that there is no scaling; an empty rope_scaling says nothing.
     stated = config.get("rope_parameters") is not None or config.get("rope_scaling")
     rope = rope_options(config, kind) if stated else Configuration(default_scaling)
-    scaling = rope.get("rope_type", rope.get("type", "default"))
-    scaling = SYNONYMS.get(scaling, scaling)
+    scaling = scaling_kind(rope)
     _require_known(rope, scaling)
     theta = rotary_base(config, rope, base, default=default, kind=kind)
     if scaling == "proportional":
@@ -98,6 +97,16 @@ def rotary_of(
     if scaling == "yarn":
         return _yarn(config, rope, frequencies, theta)
     return _longrope(config, rope, frequencies) if scaling == "longrope" else Rotary(frequencies)
+
+
+def scaling_kind(rope: Configuration) -> str:
+    """Return the kind of scaling, by ``rope_type`` or by its older name ``type``."""
+    stated = [rope.get_text("rope_type"), rope.get_text("type")]
+    kinds = {SYNONYMS.get(kind, kind) for kind in stated if kind is not None}
+    got = f"rope_type and type = {' and '.join(map(str, stated))}"
+    cure = "Remove type, which readers take for the kind only where there is no rope_type."
+    require_config(len(kinds) < 2, got, "one kind of scaling", cure)
+    return kinds.pop() if kinds else "default"
 
 
 def rotary_base(
@@ -216,11 +225,10 @@ def trained_length(config: Configuration) -> int | None:
     return int(max(stated, *extended))
 
 
-def _require_known(rope: Configuration, scaling: Any) -> None:
+def _require_known(rope: Configuration, scaling: str) -> None:
     """Raise ValueError at an unknown scaling, or at options that it does not have."""
-    holds = isinstance(scaling, str) and scaling in SCALINGS
     cure = "Take another model: other scalings of rotary positions are not known here."
-    require_config(holds, f"rope_type = {scaling!r}", " or ".join(SCALINGS), cure)
+    require_config(scaling in SCALINGS, f"rope_type = {scaling!r}", " or ".join(SCALINGS), cure)
     names = {"rope_type", "type", "rope_theta", PART, *OF_IMAGES, *SCALINGS[scaling]}
     names |= set() if rope.get(TEMPERED) else {TEMPERED}
     for name in sorted(rope):

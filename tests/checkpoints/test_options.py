@@ -439,6 +439,11 @@ REFUSED = [
     ("gpt_neox", {"rotary_emb_base": -1}, "rotary_emb_base = -1, expected a positive number"),
     ("hunyuan_v1_dense", {"rope_theta": 0, "rope_scaling": {"type": "dynamic", "alpha": 2.0}},
      "rope_theta = 0, expected a positive number"),
+    *(("llama", {"rope_scaling": {"factor": 2.0, **kinds}},
+       "rope_type and type = .*, expected one kind of scaling. Remove type")
+      for kinds in ({"rope_type": "linear", "type": "yarn"},
+                    {"rope_type": "default", "type": "linear"})),
+    ("llama", {"rope_scaling": {"rope_type": ["linear"]}}, "rope_type = list, expected a text"),
     ("granite", {"residual_multiplier": 0.0}, "residual_multiplier = 0.0, expected a positive nu"),
     ("granite", {"logits_scaling": True}, "logits_scaling = True, expected a positive number"),
     ("mistral", {"attention_bias": True}, "attention_bias = True, expected False"),
@@ -1012,6 +1017,18 @@ def test_sections_of_rotary_positions_play_no_part_in_text():
     for rope in ({"type": "mrope"}, {"rope_type": "default", "mrope_interleaved": True}):
         config = least("qwen2_vl_text", rope_theta=1e4, rope_scaling=rope | sections)
         assert recipe_of(config).masks[0].positions == Rotary(plain)
+
+
+@pytest.mark.parametrize(
+    "kinds", [{"type": "linear"}, {"rope_type": None}, {"rope_type": "linear", "type": "linear"}]
+)
+def test_a_kind_of_scaling_may_be_said_by_its_older_name_too(kinds):
+    scaled = recipe_of(least("llama", rope_scaling={"type": "linear", "factor": 2.0} | kinds))
+    slower = tuple(frequency / 2 for frequency in rotary_frequencies(16))
+    assert scaled.masks[0].positions == Rotary(slower)
+    mrope = {"rope_type": "default", "type": "mrope", "mrope_section": [4, 2, 2]}  # as published
+    plain = recipe_of(least("qwen2_vl_text", rope_theta=1e4, rope_scaling=mrope))
+    assert plain.masks[0].positions == Rotary(rotary_frequencies(16))
 
 
 def test_gemma_may_say_no_activation_of_the_newer_name():

@@ -7,7 +7,14 @@ from lim_jax.checkpoints import expert_sublayers, sublayers
 from lim_jax.checkpoints.families.llama import exaone_like, llama_like, masks_by_kind, rotary_masks
 from lim_jax.checkpoints.options import Configuration
 from lim_jax.checkpoints.recipe import Biases, Names, Recipe, SizeNames, Sizes, sizes_of
-from lim_jax.checkpoints.rope_config import FULL, SLIDING, WINDOW, rope_options, yarn_weights
+from lim_jax.checkpoints.rope_config import (
+    FULL,
+    SLIDING,
+    WINDOW,
+    rope_options,
+    scaling_kind,
+    yarn_weights,
+)
 from lim_jax.network.experts import Routing
 from lim_jax.network.frequencies import yarn_amplitude
 from lim_jax.network.masks import AttentionMask
@@ -327,6 +334,6 @@ def count_mtp_layers(config: Configuration) -> int:
 def _yarn_scale(size: int, rope: Configuration) -> float | None:
     """Return the scale of scores times YaRN's squared amplitude, or None without such a factor."""
     _, weight = yarn_weights(rope)
-    if not weight or rope.get("rope_type", rope.get("type", "default")) == "default":
+    if not weight or scaling_kind(rope) == "default":
         return None
     return size**-0.5 * yarn_amplitude(rope.get_positive("factor"), weight) ** 2

@@ -21,6 +21,7 @@ from lim_jax.checkpoints.rope_config import (
     rope_options,
     rotary_base,
     rotary_of,
+    scaling_kind,
     slide_if_stated,
     usual_base,
 )
@@ -227,7 +228,7 @@ def hunyuan_v1_dense(config: Configuration) -> Recipe:
     config.get_choice("norm_type", dict.fromkeys(("rms", "hf_rms")), "rms")
     image_options = (name for name in config if name.startswith(("anyres_", "video_", "vit_")))
     config.ignore(*OF_HUNYUAN, *image_options)
-    if rope.get("alpha") and rope.get("rope_type", rope.get("type")) == "dynamic":
+    if rope.get("alpha") and scaling_kind(rope) == "dynamic":
         # Here the publisher's reader scales the base once, for contexts of every length.
         base = rotary_base(config, rope) * rope.get_positive("alpha") ** (
             sizes.head_dim / (sizes.head_dim - 2)

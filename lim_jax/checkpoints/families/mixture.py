@@ -29,6 +29,7 @@ from lim_jax.checkpoints.rope_config import (
     rope_options,
     rotary_base,
     rotary_of,
+    scaling_kind,
     slide_if_stated,
     usual_base,
 )
@@ -312,10 +313,10 @@ def phimoe(config: Configuration) -> Recipe:
 def _phimoe_rotary(config: Configuration, head_dim: int) -> tuple[Rotary, tuple[int, str] | None]:
     """Return Phi-3.5-MoE's rotary positions, and the longest context with the reason for it."""
     rope = rope_options(config)
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    kind = scaling_kind(rope)
     if kind == "default":
         return rotary_of(config, head_dim, default=1e6), None
-    require_config(kind in ("longrope", "su"), f"rope_type = {kind!r}", "longrope")
+    require_config(kind == "longrope", f"rope_type = {kind!r}", "longrope")
     theta = rotary_base(config, rope, default=1e6)
     scaling = {name: value for name, value in rope.items() if not name.endswith("_mscale")}
     scaling |= {"attention_factor": rope.get_positive("short_mscale"), "rope_theta": theta}
