@@ -216,7 +216,9 @@ def _shape(mixture: Mixture, recipe: Recipe) -> tuple[int, int, int]:
 
 def read_dense_layers(config: Configuration, depth: int, first: int) -> frozenset[int]:
     """Return the indices of dense layers: by ``mlp_layer_types``, or else the first `first`."""
-    kinds = config.get("mlp_layer_types") or [DENSE if k < first else SPARSE for k in range(depth)]
+    kinds = config.get_texts("mlp_layer_types") or [
+        DENSE if k < first else SPARSE for k in range(depth)
+    ]
     holds = len(kinds) == depth and {*kinds} <= {DENSE, SPARSE}
     got = f"mlp_layer_types = {kinds}"
     require_config(holds, got, f"{depth} of {DENSE} or {SPARSE}")

@@ -146,6 +146,21 @@ class Configuration(Mapping[str, Any]):
         value = self.get(name)
         return self.require(name, value, value is None or isinstance(value, str), "a text")
 
+    def get_list(self, name: str, default: Any = ()) -> Any:
+        """Return an option that is a list, or the default if it is absent or null."""
+        value = self.get(name)
+        holds = value is None or isinstance(value, list | tuple)
+        self.require(name, value, holds, "a list")
+        return default if value is None else value
+
+    def get_texts(self, name: str) -> Sequence[str]:
+        """Return an option that is a list of texts, which is empty if it is absent or null."""
+        # A text by itself would be read letter by letter.
+        value = self.get(name)
+        holds = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
+        self.require(name, value, value is None or holds, "a list of texts")
+        return value or ()
+
     def get_flag(self, name: str, default: bool = False) -> bool:
         """Return an option that is true or false; raise ValueError at others, such as a text."""
         # Null is as good as false, and 0 and 1 as false and true, as in transformers.
@@ -182,18 +197,18 @@ def _alike(value: Any, other: Any) -> bool:
     return math.isclose(value, other, rel_tol=1e-6) if numbers else value == other
 
 
-def refuse_other_architectures(config: Options, family: str) -> None:
+def refuse_other_architectures(config: Configuration, family: str) -> None:
     """Raise ValueError if ``architectures`` names another family, or no language model."""
     expected = "a language model"
     other = "Take the model that it was made from, ...ForCausalLM."
-    for name in config.get("architectures") or ():
-        classifies = CLASSIFIES.search(str(name)) is not None
+    for name in config.get_texts("architectures"):
+        classifies = CLASSIFIES.search(name) is not None
         got = f"architectures = {name}, which gives no logits over words"
         require_config(not classifies, got, expected, other)
     stem = CLASSES.get(family, family.removesuffix("_text")).replace("_", "")
     pattern = rf"{stem}(for|lmhead|model|doubleheads)"
     cure = "A model_type that was changed by hand reads the weights as another network."
-    for name in config.get("architectures") or ():
-        same = re.match(pattern, str(name).lower().replace("_", "")) is not None
+    for name in config.get_texts("architectures"):
+        same = re.match(pattern, name.lower().replace("_", "")) is not None
         got = f"architectures = {name} with model_type = {family}"
         require_config(same, got, "the same family in both", cure)

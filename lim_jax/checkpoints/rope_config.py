@@ -272,11 +272,11 @@ def _options_of_kind(newer: Options, older: Options, kind: str) -> Options:
 def layer_kinds(config: Configuration, depth: int, *default: str) -> tuple[str, ...]:
     """Return each layer's kind by ``layer_types``, or `default` if that is not stated."""
     # Only families that have chunked layers by default accept ``chunked_attention``.
-    kinds = tuple(config.get("layer_types") or default)
+    kinds = tuple(config.get_texts("layer_types") or default)
     supported_kinds = {FULL, SLIDING} | set(default)
     holds = len(kinds) == depth and set(kinds) <= supported_kinds
     cure = "Other kinds are not known here."
-    got = f"layer_types = {len(kinds)} of {sorted(set(map(str, kinds)))}"
+    got = f"layer_types = {len(kinds)} of {sorted(set(kinds))}"
     require_config(holds, got, f"{depth} of {' or '.join(sorted(supported_kinds))}", cure)
     return kinds
 

@@ -10,7 +10,7 @@ import pytest
 from lim_jax.checkpoints import sublayers
 from lim_jax.checkpoints.families.family_table import FAMILIES, recipe_of
 from lim_jax.checkpoints.implied_options import implied_options
-from lim_jax.checkpoints.options import HARMLESS, Configuration
+from lim_jax.checkpoints.options import HARMLESS, Configuration, refuse_other_architectures
 from lim_jax.checkpoints.options import refuse_unknown as refuse_unknown_beside
 from lim_jax.checkpoints.rope_config import TRAINED, trained_length
 from lim_jax.checkpoints.tensor_reader import (
@@ -444,6 +444,11 @@ REFUSED = [
       for kinds in ({"rope_type": "linear", "type": "yarn"},
                     {"rope_type": "default", "type": "linear"})),
     ("llama", {"rope_scaling": {"rope_type": ["linear"]}}, "rope_type = list, expected a text"),
+    *((family, {name: value}, f"{name} = .*, expected a list of texts")
+      for value in ("full_attention", 3, 6 * [["full_attention"]])
+      for family, name in (("cohere2", "layer_types"), ("qwen3_5_text", "layer_types"),
+                           ("kimi_linear", "layer_types"), ("bailing_hybrid", "layer_types"),
+                           ("nemotron_h", "layers_block_type"), ("dots1", "mlp_layer_types"))),
     ("granite", {"residual_multiplier": 0.0}, "residual_multiplier = 0.0, expected a positive nu"),
     ("granite", {"logits_scaling": True}, "logits_scaling = True, expected a positive number"),
     ("mistral", {"attention_bias": True}, "attention_bias = True, expected False"),
@@ -598,6 +603,17 @@ def test_options_of_other_networks_are_refused(family, options, words):
     with pytest.raises(ValueError, match=f"^config.json: got {words}"):
         recipe_of(config)
         refuse_unknown(config)
+
+
+@pytest.mark.parametrize("stated", ["LlamaForCausalLM", 3, [["LlamaForCausalLM"]]])
+def test_architectures_are_a_list_of_names(stated):
+    """A name by itself was read letter by letter."""
+    with pytest.raises(
+        ValueError, match="^config.json: got architectures = .*, expected a list of"
+    ):
+        refuse_other_architectures(least("llama", architectures=stated), "llama")
+    refuse_other_architectures(least("llama", architectures=None), "llama")
+    refuse_other_architectures(least("llama", architectures=["LlamaForCausalLM"]), "llama")
 
 
 TOLD = {

@@ -76,7 +76,7 @@ OF_NEMOTRON_MAMBA = recurrent_sublayers.MambaNames(
 def mix_kinds(recipes: Mapping[str, Recipe], kinds: Sequence[str], depth: int) -> Recipe:
     """Return a recipe whose layers are of several kinds, each by the recipe of its kind."""
     named = [OLDER_KINDS.get(kind, kind) for kind in kinds]
-    got = f"{len(named)} layers of {sorted(set(map(str, named)))}"
+    got = f"{len(named)} layers of {sorted(set(named))}"
     holds = len(named) == depth and set(named) <= set(recipes)
     cure = "Other kinds are not known."
     require_config(holds, got, f"{depth} of {' or '.join(recipes)}", cure)
@@ -141,7 +141,7 @@ def _qwen(config: Configuration, network: Callable[..., Any], matrices: Callable
     )
     usual = full_every(config.get_int("full_attention_interval", 4), sizes.depth, LINEAR)
     recipes = {FULL: attention, LINEAR: attention._replace(attention=delta)}
-    return mix_kinds(recipes, config.get("layer_types") or usual, sizes.depth)
+    return mix_kinds(recipes, config.get_texts("layer_types") or usual, sizes.depth)
 
 
 def _shared_mixture(
@@ -189,7 +189,7 @@ def olmo_hybrid(config: Configuration) -> Recipe:
     )
     usual = full_every(min(4, sizes.depth), sizes.depth, LINEAR)  # one at least
     recipes = {FULL: attention, LINEAR: attention._replace(attention=delta, names=Names())}
-    return mix_kinds(recipes, config.get("layer_types") or usual, sizes.depth)
+    return mix_kinds(recipes, config.get_texts("layer_types") or usual, sizes.depth)
 
 
 def _renamed_rms_norm(read: Reader, name: str, width: int, norm_eps: float) -> Norm:
@@ -202,9 +202,9 @@ def _renamed_rms_norm(read: Reader, name: str, width: int, norm_eps: float) -> N
 
 def nemotron_h(config: Configuration) -> Recipe:
     """Nemotron 3 and Nemotron-H: each layer is Mamba-2, attention, an MLP or experts."""
-    kinds = config.get("layers_block_type") or config.get("layer_types")
+    kinds = config.get_texts("layers_block_type") or config.get_texts("layer_types")
     pattern = config.get("hybrid_override_pattern")
-    if kinds is None:
+    if not kinds:
         is_supported = isinstance(pattern, str) and set(pattern) <= set(PATTERN)
         expected = "of M, E, *, -"
         config.require("hybrid_override_pattern", pattern, is_supported, expected)
@@ -303,7 +303,7 @@ def granitemoehybrid(config: Configuration) -> Recipe:
     attention = llama_like(
         config, sizes, masks, names=names, network=network, **multipliers(config)
     )
-    kinds = config.get("layer_types") or sizes.depth * [LINEAR]
+    kinds = config.get_texts("layer_types") or sizes.depth * [LINEAR]
     return mix_kinds(_with_mamba(config, attention), kinds, sizes.depth)
 
 
@@ -428,7 +428,7 @@ def lfm2(config: Configuration) -> Recipe:
     full = config.get("full_attn_idxs")
     usual = [FULL if full is None or k in full else CONV for k in range(sizes.depth)]
     recipes = _with_convolutions(config, sizes, sublayers.gated_mlp)
-    return mix_kinds(recipes, config.get("layer_types") or usual, sizes.depth)
+    return mix_kinds(recipes, config.get_texts("layer_types") or usual, sizes.depth)
 
 
 def lfm2_moe(config: Configuration) -> Recipe:
@@ -450,7 +450,7 @@ def lfm2_moe(config: Configuration) -> Recipe:
         preference="expert_bias" if biased else None,
     )
     recipes = _with_convolutions(config, sizes, mixture)
-    recipe = mix_kinds(recipes, config.get("layer_types") or (), sizes.depth)
+    recipe = mix_kinds(recipes, config.get_texts("layer_types"), sizes.depth)
     return _dense_in(recipe, range(config.get_int("num_dense_layers", 2, least=0)))
 
 

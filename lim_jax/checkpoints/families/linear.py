@@ -73,7 +73,7 @@ def minimax(config: Configuration) -> Recipe:
     usual = [FULL if k % 2 == 0 else LINEAR for k in range(sizes.depth)]
     if listed is not None:
         usual = [FULL if kind == 1 else LINEAR if kind == 0 else f"{kind}" for kind in listed]
-    return mix_kinds(recipes, config.get("layer_types") or usual, sizes.depth)
+    return mix_kinds(recipes, config.get_texts("layer_types") or usual, sizes.depth)
 
 
 def kimi_linear(config: Configuration) -> Recipe:
@@ -106,7 +106,7 @@ def kimi_linear(config: Configuration) -> Recipe:
         heads, size, taps, names=("self_attn.o_proj",), low_rank=True, least_decay=None
     )
     recipes = {FULL: recipe, LINEAR: recipe._replace(attention=delta)}
-    return mix_kinds(recipes, config.get("layer_types") or usual, depth)
+    return mix_kinds(recipes, config.get_texts("layer_types") or usual, depth)
 
 
 def bailing_hybrid(config: Configuration) -> Recipe:
@@ -149,8 +149,8 @@ def bailing_hybrid(config: Configuration) -> Recipe:
         least_decay=float(bound) if config.get_flag("kda_safe_gate", True) else None,
     )
     period = config.get_int("layer_group_size", 6)
-    kinds = config.get("layer_types")
-    holds = kinds is not None or depth % period == 0
+    kinds = config.get_texts("layer_types")
+    holds = len(kinds) > 0 or depth % period == 0
     got = f"{depth} layers in groups of {period}"
     cure = "Readers disagree about the layers after the last group: state layer_types."
     require_config(holds, got, "groups of one size", cure)
