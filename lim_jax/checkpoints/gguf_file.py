@@ -19,7 +19,7 @@ from lim_jax.checkpoints.gguf_architectures import (
     published_config,
 )
 from lim_jax.checkpoints.gguf_checkpoint import GGUFCheckpoint, Published, dequantize_rows
-from lim_jax.checkpoints.gguf_header import Stored, read_header
+from lim_jax.checkpoints.gguf_header import Stored, read_header, words_of
 from lim_jax.checkpoints.options import Configuration, require_in
 from lim_jax.checkpoints.recipe import Recipe
 
@@ -79,7 +79,7 @@ def open_gguf(file: Path) -> GGUFCheckpoint:
     for stem in FACTORS:
         if (tensor := file_tensors.pop(f"{stem}.weight", None)) is not None:
             factors[stem] = dequantize_rows(stem, tensor, slice(0, tensor.shape[0])).tolist()
-    words = len(options.get("tokenizer.ggml.tokens", ()))
+    words = len(words_of(options))
     config = published_config(
         str(name), architecture_options, words, frozenset(file_tensors), factors
     )

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -74,6 +75,12 @@ class _Header:
         if kind in NUMBERS:
             return self.numbers(kind, count)
         return [self.value(kind) for _ in range(count)]
+
+
+def words_of(header: Mapping[str, Any]) -> list[str]:
+    """Return the words of a file's vocabulary, by its options; none if it states no list."""
+    words = header.get("tokenizer.ggml.tokens")
+    return words if isinstance(words, list) else []
 
 
 def read_header(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:

@@ -11,6 +11,7 @@ import lazy_loader
 
 from lim_jax._argument_error import Refusal
 from lim_jax._checks import described, require
+from lim_jax.checkpoints.gguf_header import words_of
 
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
 CURE = "Put the publisher's tokenizer.json beside the weights."
@@ -95,7 +96,9 @@ CUTS: Mapping[str, Cut] = {
 
 def tokenizer_of_header(name: str, header: Mapping[str, Any]) -> Any:
     """Return the `tokenizers.Tokenizer` of a file's vocabulary; raise ValueError if not known."""
-    words, kinds = (header.get(f"tokenizer.ggml.{part}", []) for part in ("tokens", "token_type"))
+    words = words_of(header)
+    stated = header.get("tokenizer.ggml.token_type")
+    kinds = stated if isinstance(stated, list) else []
     kind, cut = (str(header.get(f"tokenizer.ggml.{part}")) for part in ("model", "pre"))
     is_supported = (kind in ("llama", "gemma4") or (kind == "gpt2" and cut in CUTS)) and len(
         words
@@ -141,15 +144,14 @@ def tokenizer_of_header(name: str, header: Mapping[str, Any]) -> Any:
 def special_id(header: Mapping[str, Any], part: str) -> int | None:
     """Return the id of a special token, such as ``bos``; None unless it is a word's of the file."""
     index = header.get(f"tokenizer.ggml.{part}_token_id")
-    words = header.get("tokenizer.ggml.tokens", [])
-    return index if isinstance(index, int) and 0 <= index < len(words) else None
+    return index if isinstance(index, int) and 0 <= index < len(words_of(header)) else None
 
 
 def _require_word(name: str, header: Mapping[str, Any], part: str) -> None:
     """Raise ValueError if a special token that the tokenizer needs is no word of the file."""
     index = header[f"tokenizer.ggml.{part}_token_id"]
     got = f"{part}_token_id = {described(index)}"
-    expected = f"the number of one of the {len(header['tokenizer.ggml.tokens'])} words"
+    expected = f"the number of one of the {len(words_of(header))} words"
     require(special_id(header, part) is not None, name, got=got, expected=expected, cure=CURE)
 
 

@@ -67,14 +67,14 @@ SAVE_TEXT = "Save the text's model by itself, and load that."
 def text_part(checkpoint: Checkpoint) -> Checkpoint:
     """Return the text model of a multimodal checkpoint, or the checkpoint itself if it is one."""
     config = checkpoint.config
-    family = config.get("model_type")
+    family = config.get_text("model_type")
     flat = config.get(TEXT) is None
     if flat and family not in FLAT:
         return checkpoint
     inner = config.options if flat else config[TEXT]
     is_object = isinstance(inner, Mapping)
     config.require(TEXT, inner, is_object, "an object of names and values")
-    if family not in MULTIMODAL and inner.get("model_type") not in FAMILIES:
+    if family not in MULTIMODAL and Configuration(inner).get_text("model_type") not in FAMILIES:
         recipe_of(Configuration(inner))  # which says why
     got = f"model_type = {family!r} with {TEXT}"
     expected = f"one of the {len(MULTIMODAL)} in checkpoints.multimodal.MULTIMODAL"
@@ -96,7 +96,7 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
             config.ignore("sliding_window")
         refuse_unknown(config, {name: (value,) for name, value in inner.items()})
     if family == "llava":
-        text = inner.get("model_type", defaults["model_type"])
+        text = Configuration(inner).get_text("model_type") or defaults["model_type"]
         defaults = {**defaults, **OF_LLAVA.get(text, {})}
     texts = Configuration({**defaults, **inner, **outer})
     aliases = _texts(checkpoint)

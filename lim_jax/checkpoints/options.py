@@ -135,6 +135,10 @@ class Configuration(Mapping[str, Any]):
         expected = "a positive number" if below == math.inf else f"a positive number below {below}"
         return float(self.require(name, value, number and 0 < value < below, expected))
 
+    def get_positive_or(self, name: str, default: Any) -> Any:
+        """Return an option that is a positive number, or the default if it is absent or null."""
+        return default if self.get(name) is None else self.get_positive(name)
+
     def get_choice(self, name: str, choices: Iterable[str], default: str) -> str:
         """Return an option that is one of the known words; raise ValueError at others."""
         value = self.get(name, default)
@@ -160,6 +164,12 @@ class Configuration(Mapping[str, Any]):
         holds = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
         self.require(name, value, value is None or holds, "a list of texts")
         return value or ()
+
+    def get_object(self, name: str) -> Options:
+        """Return an option that is an object, which is empty if it is absent or null."""
+        value = self.get(name)
+        holds = value is None or isinstance(value, Mapping)
+        return self.require(name, value, holds, "an object of names and values") or {}
 
     def get_flag(self, name: str, default: bool = False) -> bool:
         """Return an option that is true or false; raise ValueError at others, such as a text."""

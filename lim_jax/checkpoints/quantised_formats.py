@@ -13,7 +13,7 @@ import numpy as np
 
 from lim_jax._checks import described
 from lim_jax.checkpoints.integers import BITS, UNQUANTISED, Packing, unpacked_names
-from lim_jax.checkpoints.options import Options, require_config
+from lim_jax.checkpoints.options import Configuration, Options, require_config
 
 # Of mxfp4.
 BLOCKS = "_blocks"
@@ -101,7 +101,7 @@ def quantisation_of(stated: Any) -> Quantisation | None:
     unnamed = "mlx" if {"bits", "group_size"} <= options.keys() else unnamed
     method = options.get("quant_method", unnamed)
     got = f"quantization_config of quant_method = {described(method)}"
-    require_config(method in SUPPORTED, got, " or ".join(SUPPORTED), UNQUANTISED)
+    require_config(str(method) in SUPPORTED, got, " or ".join(SUPPORTED), UNQUANTISED)
     supported = dict(SUPPORTED[str(method)])
     if method == "fp8":
         supported["weight_block_size"] = (stated.get("weight_block_size"),)
@@ -159,14 +159,15 @@ def _is_layer_option(value: Any, stated: Options) -> bool:
 
 def _modelopt_schemes(stated: Options) -> tuple[str, ...]:
     """Return the schemes of modelopt's algorithms; raise ValueError at unknown ones."""
-    algorithms = {"quantization_config": stated}
+    algorithms = Configuration({"quantization_config": stated})
     if stated.get("quant_algo") == MIXED:
-        algorithms = stated.get("quantized_layers") or {}
+        algorithms = Configuration(Configuration(stated).get_object("quantized_layers"))
     schemes = set()
-    for layer, layer_options in algorithms.items():
+    for layer in algorithms:
+        layer_options = algorithms.get_object(layer)
         algorithm = layer_options.get("quant_algo")
         group = layer_options.get("group_size", GROUP)
-        is_supported = algorithm in MODELOPT and group in (GROUP, None)
+        is_supported = str(algorithm) in MODELOPT and group in (GROUP, None)
         got = f"quant_algo = {described(algorithm)} of groups of {described(group)} in {layer}"
         require_config(is_supported, got, f"{' or '.join(MODELOPT)}, of {GROUP}", UNQUANTISED)
         schemes.update(MODELOPT[str(algorithm)])
@@ -177,8 +178,8 @@ def _modelopt_schemes(stated: Options) -> tuple[str, ...]:
 def _read_compressed(stated: Options) -> Quantisation:
     """Return how compressed-tensors' groups are quantised; raise ValueError at unknown ways."""
     kinds = set()
-    groups: Options = stated.get("config_groups") or {}
-    weights_of_groups: list[Options] = [group.get("weights") or {} for group in groups.values()]
+    groups = Configuration(Configuration(stated).get_object("config_groups"))
+    weights_of_groups = [Configuration(groups.get_object(n)).get_object("weights") for n in groups]
     if weights_of_groups and all(weights.get("type") == "int" for weights in weights_of_groups):
         return Quantisation((), packing=_compressed_integers(weights_of_groups))
     for weights in weights_of_groups:

@@ -73,7 +73,7 @@ def rotary_of(
     if scaling == "proportional":
         part = _part(config, rope, default_part or 1.0)
         frequencies = proportional_frequencies(head_dim, theta, part)
-        return Rotary(linear_scaling(frequencies, rope.get("factor") or 1.0))
+        return Rotary(linear_scaling(frequencies, rope.get_positive_or("factor", 1.0)))
     if default_part is None:
         rope.refuse(partial_rotary_factor=1.0)
         rotary_dim = head_dim
@@ -155,8 +155,8 @@ def _yarn(
         base=base,
         factor=factor,
         trained=trained,
-        fast=rope.get("beta_fast") or 32,
-        slow=rope.get("beta_slow") or 1,
+        fast=rope.get_positive_or("beta_fast", 32),
+        slow=rope.get_positive_or("beta_slow", 1),
         whole_pairs=rope.get_flag("truncate", True),
     )
     return Rotary(scaled, amplitude=yarn_amplitude(factor) if amplitude is None else amplitude)
@@ -165,13 +165,19 @@ def _yarn(
 def _extension(config: Configuration, rope: Configuration) -> tuple[int, Any, Any]:
     """Return the trained length, the factor that extends it, and the amplitude if one is stated."""
     trained = _trained(config, rope)
-    factor = rope.get("factor") or config.get_int("max_position_embeddings") / trained
-    return trained, factor, rope.get("attention_factor")
+    factor = rope.get_positive_or("factor", None)
+    if factor is None:
+        factor = config.get_int("max_position_embeddings") / trained
+    return trained, factor, rope.get_positive_or("attention_factor", None)
 
 
 def yarn_weights(rope: Configuration) -> tuple[float, float]:
     """Return the weights of YaRN's amplitude for rotated and for all features; zero if absent."""
-    return float(rope.get("mscale") or 0), float(rope.get("mscale_all_dim") or 0)
+    weights = [
+        0.0 if rope.get(name) == 0 else rope.get_positive_or(name, 0.0)
+        for name in ("mscale", "mscale_all_dim")
+    ]
+    return weights[0], weights[1]
 
 
 def _longrope(config: Configuration, rope: Configuration, frequencies: Sequence[float]) -> Rotary:
@@ -241,19 +247,16 @@ def _require_known(rope: Configuration, scaling: str) -> None:
 def rope_options(config: Configuration, kind: str | None = None) -> Configuration:
     """Return the options of rotary positions; `kind` picks those of one kind of layers."""
     # ``rope_scaling`` goes before ``rope_parameters``, whose base transformers then ignores.
-    newer = config.get("rope_parameters")
-    older = config.get("rope_scaling")
-    for name, value in (("rope_parameters", newer), ("rope_scaling", older)):
-        holds = value is None or isinstance(value, Mapping)
-        config.require(name, value, holds, "an object of names and values")
+    newer = config.get_object("rope_parameters")
+    older = config.get_object("rope_scaling")
     if kind is not None:
-        return Configuration(_options_of_kind(newer or {}, older or {}, kind))
+        return Configuration(_options_of_kind(newer, older, kind))
     if newer and older:
         bases = newer.get("rope_theta"), older.get("rope_theta", config.get("rope_theta"))
         got = f"rope_theta = {bases[0]} in rope_parameters, {bases[1]} with rope_scaling"
         cure = "Put the scaling into rope_parameters itself."
         require_config(bases[0] in (None, bases[1]), got, "the same in both", cure)
-    return Configuration(older or newer or {})
+    return Configuration(older or newer)
 
 
 def _options_of_kind(newer: Options, older: Options, kind: str) -> Options:
@@ -266,7 +269,7 @@ def _options_of_kind(newer: Options, older: Options, kind: str) -> Options:
     got = described(older.get("type"))
     cure = "In families whose layers differ, transformers ignores type."
     require_config(holds, f"type = {got} in rope_scaling", "rope_type", cure)
-    return {**(newer.get(kind) or {}), **(older if kind == FULL else {})}
+    return {**Configuration(newer).get_object(kind), **(older if kind == FULL else {})}
 
 
 def layer_kinds(config: Configuration, depth: int, *default: str) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from lim_jax._argument_error import Refusal
 from lim_jax._checks import as_int, require, require_extra, require_indices, require_kind
 from lim_jax._files import decoded
 from lim_jax.checkpoints.checkpoint import absent, json_object
+from lim_jax.checkpoints.gguf_header import words_of
 from lim_jax.checkpoints.gguf_tokenizer import CURE, NO_TOKEN, special_id, tokenizer_of_header
 
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
@@ -143,7 +144,7 @@ def find_chat_template(path: Path, header: Header) -> ChatTemplate | None:
     # ``tokenizer_config.json``, of several the one named ``default``. A GGUF file's is its own
     # ``tokenizer.chat_template``, else that of its folder.
     if isinstance(template := header.get(f"tokenizer.{TEMPLATE_KEY}"), str):
-        words = header.get("tokenizer.ggml.tokens", [])
+        words = words_of(header)
         ids = {f"{name}_token": special_id(header, name) for name in MARKS}
         marks = {name: words[index] for name, index in ids.items() if index is not None}
         return ChatTemplate(template, marks)

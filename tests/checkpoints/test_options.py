@@ -449,6 +449,25 @@ REFUSED = [
       for family, name in (("cohere2", "layer_types"), ("qwen3_5_text", "layer_types"),
                            ("kimi_linear", "layer_types"), ("bailing_hybrid", "layer_types"),
                            ("nemotron_h", "layers_block_type"), ("dots1", "mlp_layer_types"))),
+    *((family, {name: 3}, f"{name} = 3, expected {kind}")
+      for kind, pairs in (
+          ("a list", (("qwen3_moe", "mlp_only_layers"), ("qwen3_next", "mlp_only_layers"),
+                      ("bamba", "attn_layer_indices"), ("lfm2", "full_attn_idxs"),
+                      ("gpt_neo", "attention_types"), ("llama4_text", "moe_layers"),
+                      ("minimax", "attn_type_list"))),
+          ("an object of names", (("llama", "rope_scaling"), ("llama", "rope_parameters"),
+                                  ("kimi_linear", "linear_attn_config"),
+                                  ("gemma4_text", "per_layer_config"))),
+          ("a text", (("llama", "model_type"),)))
+      for family, name in pairs),
+    ("llama", {"model_type": ["llama"]}, "model_type = list, expected a text"),
+    ("gpt_neo", {"attention_types": ["global"]}, "attention_types = list, expected 6 layers, glo"),
+    ("gpt_neo", {"attention_types": [[[["global"]], 6]]}, "attention_types = list, expected 6 la"),
+    ("gemma3_text", {"rope_parameters": {"full_attention": 3}}, "full_attention = 3, expected an "),
+    *(("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, name: "x"}},
+       f"{name} = 'x', expected a positive number")
+      for name in ("factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow",
+                   "attention_factor")),
     ("granite", {"residual_multiplier": 0.0}, "residual_multiplier = 0.0, expected a positive nu"),
     ("granite", {"logits_scaling": True}, "logits_scaling = True, expected a positive number"),
     ("mistral", {"attention_bias": True}, "attention_bias = True, expected False"),

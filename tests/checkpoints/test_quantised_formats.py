@@ -541,6 +541,15 @@ REFUSED = {
         packed(num_bits=8, strategy="tensor") | {"transform_config": {"r": 1}}, "transform_config",
     ),
     "no groups": ({"quant_method": "compressed-tensors"}, "weights in 0 ways"),
+    "a list of methods": ({"quant_method": ["fp8"]}, "quant_method = list, expected fp8 or"),
+    "a list of groups": (packed() | {"config_groups": [1]}, "config_groups = list, expected an"),
+    "a group that is a text": (packed() | {"config_groups": {"g": "x"}}, "got g = 'x', exp"),
+    "weights that are a text": (
+        packed() | {"config_groups": {"g": {"weights": "x"}}}, "got weights = 'x', expected an",
+    ),
+    "a list of layers": (BOTH | {"quantized_layers": ["a"]}, "quantized_layers = list, exp"),
+    "a layer that is a number": (BOTH | {"quantized_layers": {"a": 3}}, "got a = 3, expected"),
+    "a list of algorithms": (NVFP4 | {"quant_algo": ["FP8"]}, "got quant_algo = list"),
 }  # fmt: skip
 
 

@@ -280,6 +280,10 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
         of_gguf(write(tmp_path / "model.gguf", "superbpe"))
     with pytest.raises(ValueError, match="a tokenizer of 't5' with 'smollm'"):
         of_gguf(write(tmp_path / "model.gguf", kind="t5"))
+    header = read_header(write(tmp_path / "model.gguf"))[1]
+    for part, count in (("tokens", 0), ("token_type", 263)):
+        with pytest.raises(ValueError, match=f"a tokenizer of 'gpt2' with 'smollm' and {count} w"):
+            read_tokenizer(tmp_path / "model.gguf", header | {f"tokenizer.ggml.{part}": 5})
     with pytest.raises(ValueError, match="a vocabulary that is broken"):
         of_gguf(write(tmp_path / "model.gguf", merges=["x unknown"]))
     with pytest.raises(ValueError, match="tokenizer: got no file .*tokenizer.json"):

@@ -72,6 +72,7 @@ def test_a_mark_that_is_no_word_of_the_file_is_left_out(tmp_path, number):
     file, header = with_header(write(tmp_path / "own.gguf", "own"))
     template = template_of(file, header | {"tokenizer.ggml.bos_token_id": number})
     assert template.marks == {"eos_token": "<end>"}
+    assert template_of(file, header | {"tokenizer.ggml.tokens": 5}).marks == {}
 
 
 def test_a_template_that_is_broken_is_told_of(tmp_path):

@@ -138,8 +138,8 @@ WRITE = "Write the network's field, and give influence a loss of your own."
 
 def recipe_of(config: Configuration) -> Recipe:
     """Return the recipe of a configuration's family; raise ValueError if it is not supported."""
+    family = config.get_text("model_type")
     refuse_unsupported(config)
-    family = config.get("model_type")
     if family not in FAMILIES:
         _require_attention(family, _other_kind(config))
     expected = f"one of the {len(FAMILIES)} families in checkpoints.families.family_table.FAMILIES"

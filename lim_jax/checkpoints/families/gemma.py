@@ -137,12 +137,12 @@ def _sizes_of_full_layers(
     config: Configuration, sizes: Sizes, kinds: Sequence[str], same: bool
 ) -> Sizes:
     """Return the sizes of full layers, from global options or, in newer files, per layer."""
-    by_layer = config.get("per_layer_config")
+    by_layer = config.get_object("per_layer_config")
     groups = config.get("num_global_key_value_heads")
     sizes_of_full = {"head_dim": config.get("global_head_dim", 512)}
     sizes_of_full |= {"num_key_value_heads": groups} if same and groups is not None else {}
-    if by_layer is not None:
-        sizes_of_full = by_layer.get(f"{len(kinds) - 1}", {})
+    if by_layer:
+        sizes_of_full = Configuration(by_layer).get_object(f"{len(kinds) - 1}")
         full = {f"{k}" for k, kind in enumerate(kinds) if kind == FULL}
         holds = by_layer == dict.fromkeys(full, sizes_of_full)
         holds = holds and set(sizes_of_full) <= {"head_dim", "num_key_value_heads"}

@@ -95,7 +95,7 @@ def _dense_in(recipe: Recipe, numbers: Collection[int]) -> Recipe:
 
 def qwen3_next(config: Configuration) -> Recipe:
     """Qwen3-Next: gated delta rules, every fourth layer gated attention; experts in most layers."""
-    only = config.get("mlp_only_layers") or ()
+    only = config.get_list("mlp_only_layers")
     step = config.get_int("decoder_sparse_step", 1)
     normalised = config.get_flag("norm_topk_prob", True)
     mixture = _shared_mixture(config, count=512, top=10, normalised=normalised)
@@ -315,7 +315,7 @@ def bamba(config: Configuration) -> Recipe:
     config.refuse(attn_rotary_emb=sizes.head_dim // 2)
     masks = rotary_masks(config, sizes, default_part=0.5)
     attention = llama_like(config, sizes, masks, names=OF_FALCON)
-    full = config.get("attn_layer_indices") or ()
+    full = config.get_list("attn_layer_indices")
     kinds = [FULL if k in full else LINEAR for k in range(sizes.depth)]
     return mix_kinds(_with_mamba(config, attention), kinds, sizes.depth)
 
@@ -425,8 +425,8 @@ def lfm2(config: Configuration) -> Recipe:
         hidden = -(-hidden // multiple) * multiple
     config.ignore("block_ffn_dim_multiplier", "block_multiple_of")
     sizes = sizes._replace(intermediate_size=hidden)
-    full = config.get("full_attn_idxs")
-    usual = [FULL if full is None or k in full else CONV for k in range(sizes.depth)]
+    full = config.get_list("full_attn_idxs", range(sizes.depth))
+    usual = [FULL if k in full else CONV for k in range(sizes.depth)]
     recipes = _with_convolutions(config, sizes, sublayers.gated_mlp)
     return mix_kinds(recipes, config.get_texts("layer_types") or usual, sizes.depth)
 

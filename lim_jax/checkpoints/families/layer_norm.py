@@ -1,6 +1,5 @@
 """Decoders with layer norms: older ones with biases everywhere, and newer ones with gates."""
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -189,10 +188,11 @@ def gpt_neo(config: Configuration) -> Recipe:
     """GPT-Neo: learned positions, unscaled scores, every other layer in a window."""
     names = SizeNames(depth="num_layers", heads="num_heads", norm_eps="layer_norm_epsilon")
     sizes = sizes_of(config, names, norm_eps=1e-5)
-    types = config.get("attention_types") or [[["global", "local"], 12]]
-    kinds = [kind for pattern, times in types for kind in times * pattern]
-    kinds = config.get("attention_layers") or kinds
-    fits = len(kinds) == sizes.depth and set(kinds) <= {"global", "local"}
+    types = config.get_list("attention_types") or [[["global", "local"], 12]]
+    kinds = config.get_texts("attention_layers")
+    if not kinds and all(_is_pattern(each) for each in types):
+        kinds = [kind for pattern, times in types for kind in times * pattern]
+    fits = len(kinds) == sizes.depth and all(kind in ("global", "local") for kind in kinds)
     got = f"attention_types = {described(config.get('attention_types'))}"
     require_config(fits, got, f"{sizes.depth} layers, global or local")
     window = config.get_int("window_size", 256)
@@ -214,6 +214,12 @@ def gpt_neo(config: Configuration) -> Recipe:
         biases=Biases(attention_output=True, mlp=True),
         num_positions=config.get_int("max_position_embeddings"),
     )
+
+
+def _is_pattern(value: Any) -> bool:
+    """Tell whether this is a list of kinds of layers, and how often they stand in this order."""
+    is_pair = isinstance(value, list | tuple) and len(value) == 2
+    return is_pair and isinstance(value[0], list) and isinstance(value[1], int)
 
 
 def opt(config: Configuration) -> Recipe:
@@ -271,10 +277,7 @@ def mpt(config: Configuration) -> Recipe:
     # With ALiBi there are no learned positions, whatever is said; the rest concerns training.
     config.ignore("learned_pos_emb", "embedding_fraction", "norm_type", *OF_MPT)
     config.refuse(logit_scale=None)
-    stated = config.get("attn_config") or {}
-    holds = isinstance(stated, Mapping)
-    config.require("attn_config", stated, holds, "an object of names and values")
-    attention = Configuration(stated)
+    attention = Configuration(config.get_object("attn_config"))
     attention.refuse(
         alibi=True,
         alibi_bias_max=8,

@@ -69,7 +69,7 @@ def minimax(config: Configuration) -> Recipe:
         names=recipe.names._replace(ignored=OF_LIGHTNING),
     )
     recipes = {FULL: full, LINEAR: full._replace(attention=OnNorm(linear, residual, 1.0))}
-    listed = config.get("attn_type_list")
+    listed = config.get_list("attn_type_list", None)
     usual = [FULL if k % 2 == 0 else LINEAR for k in range(sizes.depth)]
     if listed is not None:
         usual = [FULL if kind == 1 else LINEAR if kind == 0 else f"{kind}" for kind in listed]
@@ -81,7 +81,7 @@ def kimi_linear(config: Configuration) -> Recipe:
     config = _with_newer_names(config)
     config.refuse(mla_use_nope=True, use_grouped_topk=True)
     config.ignore("rope_theta")
-    linear_config = Configuration(config.get("linear_attn_config") or {})
+    linear_config = Configuration(config.get_object("linear_attn_config"))
     heads, size, taps = (
         linear_config.get_int(name, config.get_int(f"linear_{older}", usual))
         for name, older, usual in (
@@ -92,12 +92,12 @@ def kimi_linear(config: Configuration) -> Recipe:
     )
     recipe = latent_like(config, 1e-5, None, names=Names(network="block_sparse_moe"))
     depth = recipe.sizes.depth
-    full = linear_config.get("full_attn_layers")
+    full = linear_config.get_list("full_attn_layers", None)
     usual = [FULL if k and k % 4 == 0 else LINEAR for k in range(depth)]
     if full is not None:  # whose first layer is 1
         usual = [FULL if k + 1 in full else LINEAR for k in range(depth)]
         linear = [k + 1 for k, kind in enumerate(usual) if kind == LINEAR]
-        holds = sorted(linear_config.get("kda_layers") or linear) == linear
+        holds = sorted(linear_config.get_list("kda_layers") or linear) == linear
         require_config(holds, "kda_layers", "all layers that are not in full_attn_layers")
     refuse_unknown(linear_config)
     mixture = beside_shared(config, depth, dense=1, count=256, hidden=1024, factor=2.446)

@@ -148,7 +148,7 @@ def _qwen_mixture(
     config: Configuration, depth: int, default: tuple[int, int, int | None]
 ) -> expert_sublayers.Mixture:
     """Return a reader of Qwen's experts; `default` has number, number per token, hidden size."""
-    only = config.get("mlp_only_layers") or ()
+    only = config.get_list("mlp_only_layers")
     step = config.get_int("decoder_sparse_step", 1, least=0)
     dense = {k for k in range(depth) if k in only or step < 1 or (k + 1) % step}
     name = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
@@ -472,7 +472,7 @@ def llama4_text(config: Configuration) -> Recipe:
         for mask, rotates in zip(seen, rotated, strict=False)
     )
     step = config.get_int("interleave_moe_layer_step", 1)
-    layers = config.get("moe_layers")
+    layers = config.get_list("moe_layers", None)
     sparse = range(step - 1, sizes.depth, step) if layers is None else layers
     mixture = expert_sublayers.Mixture(
         config.get_int("num_local_experts", 16),
