@@ -468,6 +468,11 @@ REFUSED = [
        f"{name} = 'x', expected a positive number")
       for name in ("factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow",
                    "attention_factor")),
+    *((family, {"no_rope_layers": layers}, f"no_rope_layers = {got}, expected {words}")
+      for layers, got, words in ((5, 5, "a list"), ([1, 0], "list", "6 of 0 or 1"),
+                                 (7 * [1], "list", "6 of 0 or 1"), (6 * ["0"], "list", "6 of 0"))
+      for family in ("smollm3", "llama4_text")),
+    ("llama4_text", {"no_rope_layer_interval": 0}, "no_rope_layer_interval = 0, expected a posit"),
     ("granite", {"residual_multiplier": 0.0}, "residual_multiplier = 0.0, expected a positive nu"),
     ("granite", {"logits_scaling": True}, "logits_scaling = True, expected a positive number"),
     ("mistral", {"attention_bias": True}, "attention_bias = True, expected False"),
@@ -815,6 +820,15 @@ def test_a_flag_is_true_or_false_and_no_text(family, name, value):
 def test_zero_and_one_are_as_good_as_false_and_true():
     for value in (0, 1):
         assert recipe_of(least("llama", attention_bias=value)).biases.qkv is bool(value)
+
+
+@pytest.mark.parametrize("family", ["smollm3", "llama4_text"])
+def test_no_rope_layers_says_which_layers_have_rotary_positions(family):
+    """Despite its name; an empty list says nothing."""
+    stated = [1, 0, 0, 1, 1, 0]
+    masks = recipe_of(least(family, no_rope_layers=stated, no_rope_layer_interval=None)).masks
+    assert [int(mask.rotary_dim > 0) for mask in masks] == stated
+    assert recipe_of(least(family, no_rope_layers=[])).masks == recipe_of(least(family)).masks
 
 
 def test_llama_4s_first_files_say_four_for_true():

@@ -1,6 +1,6 @@
 """Llama and its relatives: RMS norms, rotary positions, gates."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -262,21 +262,31 @@ def smollm3(config: Configuration) -> Recipe:
     rotary = rotary_of(config, sizes.head_dim, default=2_000_000.0)
     slides = config.get_flag("use_sliding_window")
     config.ignore("max_window_layers")  # of Qwen's files; the publisher's reader ignores it too
-    period = config.get_int("no_rope_layer_interval", 4)
-    # Despite its name, one where a layer has rotary positions.
-    rotated = config.get("no_rope_layers")
-    if rotated is None:
-        rotated = [int((k + 1) % period != 0) for k in range(sizes.depth)]
-    usual = [SLIDING if slides and not rotates else FULL for rotates in rotated[: sizes.depth]]
+    rotated = rotated_layers(config, sizes.depth)
+    usual = [SLIDING if slides and not rotates else FULL for rotates in rotated]
     kinds = layer_kinds(config, sizes.depth, *usual)
     if not slides:
         kinds = sizes.depth * (FULL,)
     seen = masks_of(config, kinds, rotary, None)
     masks = tuple(
         mask if rotates else AttentionMask(mask.window)
-        for mask, rotates in zip(seen, rotated, strict=False)
+        for mask, rotates in zip(seen, rotated, strict=True)
     )
     return llama_like(config, sizes, masks, tied=True)
+
+
+def rotated_layers(config: Configuration, depth: int) -> Sequence[int]:
+    """Return for each layer 1 if it has rotary positions, else 0; by default every fourth has none.
+
+    So says ``no_rope_layers`` too, despite its name.
+    """
+    config.ignore("no_rope_layer_interval")  # beside no_rope_layers
+    stated = config.get_list("no_rope_layers")
+    if stated:
+        holds = len(stated) == depth and all(layer in (0, 1) for layer in stated)
+        return config.require("no_rope_layers", stated, holds, f"{depth} of 0 or 1")
+    period = config.get_int("no_rope_layer_interval", 4)
+    return [int((k + 1) % period != 0) for k in range(depth)]
 
 
 def granite(config: Configuration) -> Recipe:

@@ -14,6 +14,7 @@ from lim_jax.checkpoints.families.llama import (
     masks_by_kind,
     multipliers,
     rotary_masks,
+    rotated_layers,
     windows_if_used,
 )
 from lim_jax.checkpoints.options import Configuration, require_config
@@ -449,11 +450,8 @@ def gpt_oss(config: Configuration) -> Recipe:
 def llama4_text(config: Configuration) -> Recipe:
     """Llama 4: rotary layers in chunks of 8,192 tokens, and full layers without positions."""
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=128)
-    rotated = config.get("no_rope_layers") or [
-        int((k + 1) % config.get("no_rope_layer_interval", 4) != 0) for k in range(sizes.depth)
-    ]
-    config.ignore("no_rope_layer_interval")  # beside no_rope_layers
-    usual = [CHUNKED if rotates else FULL for rotates in rotated[: sizes.depth]]
+    rotated = rotated_layers(config, sizes.depth)
+    usual = [CHUNKED if rotates else FULL for rotates in rotated]
     kinds = layer_kinds(config, sizes.depth, *usual)
     rotary = rotary_of(config, sizes.head_dim, default=500_000.0)
     if config.get_flag("use_qk_norm", True):
@@ -469,7 +467,7 @@ def llama4_text(config: Configuration) -> Recipe:
     seen = masks_of(config, kinds, rotary)
     masks = tuple(
         mask if rotates else AttentionMask(mask.window, mask.chunk, tempered)
-        for mask, rotates in zip(seen, rotated, strict=False)
+        for mask, rotates in zip(seen, rotated, strict=True)
     )
     step = config.get_int("interleave_moe_layer_step", 1)
     layers = config.get_list("moe_layers", None)
