@@ -33,6 +33,7 @@ Rows = Callable[[slice], np.ndarray]
 LONGEST_HEADER = 100_000_000
 NUMBERS_AT_ONCE = 2**20
 FOLDER = "a folder with config.json and safetensors files"
+OF_ONE_CHECKPOINT = "Download it again, with the config.json of this checkpoint."
 REPOSITORY = "Download the whole repository of the model."
 
 
@@ -246,9 +247,8 @@ def unfilled(shape: tuple[int, ...], dtype: np.dtype | str) -> np.ndarray:
     return np.frombuffer(memory, np.uint8, size).view(dtype).reshape(shape)
 
 
-def require_tensor(files: Mapping[str, Any], name: str) -> None:
+def require_tensor(files: Mapping[str, Any], name: str, cure: str = OF_ONE_CHECKPOINT) -> None:
     """Raise ValueError if a checkpoint lacks a tensor that its network has."""
-    cure = "Download it again, with the config.json of this checkpoint."
     require_in("tensor", name in files, f"no {name}", "all of the network's weights", cure)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,13 @@ from lim_jax.checkpoints.gguf_header import Stored
 from lim_jax.checkpoints.options import Configuration
 
 gguf: Any = lazy_loader.load("gguf")  # of the extra; the rest does without
+
+
+# A file of llama.cpp's has its options within.
+require_converted = partial(
+    require_tensor,
+    cure="Take another conversion of the model: this file lacks a tensor of its options' network.",
+)
 
 
 class Published(NamedTuple):
@@ -34,7 +42,7 @@ class GGUFCheckpoint(NamedTuple):
 
     def read(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
         """Read one tensor, dequantised and in the publisher's layout."""
-        require_tensor(self.files, name)
+        require_converted(self.files, name)
         from_all_rows = self.files[name].from_all_rows
         stored_shape = self.files[name].shape
         if from_all_rows is None:
@@ -45,7 +53,7 @@ class GGUFCheckpoint(NamedTuple):
 
     def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
         """Return a function that reads and dequantises some rows of one tensor."""
-        require_tensor(self.files, name)
+        require_converted(self.files, name)
         tensor = self.files[name]
         require_shape(name, tensor.shape, shape)
 
@@ -59,7 +67,7 @@ class GGUFCheckpoint(NamedTuple):
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor as its publisher has it."""
-        require_tensor(self.files, name)
+        require_converted(self.files, name)
         return self.files[name].shape
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lim_jax.checkpoints import sublayers
-from lim_jax.checkpoints.checkpoint import require_shape, require_tensor
+from lim_jax.checkpoints.checkpoint import require_shape
 from lim_jax.checkpoints.expert_sublayers import ByExpert, Mixture, Stacked
 from lim_jax.checkpoints.families.family_table import recipe_of
 from lim_jax.checkpoints.gguf_architectures import (
@@ -18,7 +18,12 @@ from lim_jax.checkpoints.gguf_architectures import (
     SHORT,
     published_config,
 )
-from lim_jax.checkpoints.gguf_checkpoint import GGUFCheckpoint, Published, dequantize_rows
+from lim_jax.checkpoints.gguf_checkpoint import (
+    GGUFCheckpoint,
+    Published,
+    dequantize_rows,
+    require_converted,
+)
 from lim_jax.checkpoints.gguf_header import Stored, read_header, words_of
 from lim_jax.checkpoints.options import Configuration, require_in
 from lim_jax.checkpoints.recipe import Recipe
@@ -212,8 +217,8 @@ def _fused_experts(name: str, tensors: Tensors, at: str, reader: Stacked) -> dic
     if stem.endswith("ffn_down_exps"):
         return {down: Published((tensor,), transposed_shape(tensor.shape), transposed)}
     gate, up = (re.sub(r"ffn_\w+_exps", f"ffn_{part}_exps", name) for part in ("gate", "up"))
-    require_tensor(tensors, gate)
-    require_tensor(tensors, up)
+    require_converted(tensors, gate)
+    require_converted(tensors, up)
     if name != gate:
         return {}
     require_shape(up, tensors[up].shape, tensor.shape)
@@ -230,8 +235,8 @@ def _fused_experts(name: str, tensors: Tensors, at: str, reader: Stacked) -> dic
 def _latent_keys_and_values(name: str, tensors: Tensors, at: str) -> dict[str, Published]:
     """Return the publisher's matrix of latent keys and values; files hold the keys' transposed."""
     keys, values = (re.sub(r"attn_\w_b", f"attn_{part}_b", name) for part in "kv")
-    require_tensor(tensors, keys)
-    require_tensor(tensors, values)
+    require_converted(tensors, keys)
+    require_converted(tensors, values)
     if name != keys:
         return {}
     heads, rank, still = tensors[keys].shape

@@ -587,8 +587,13 @@ REFUSED = {
         "qwen3", {"more": {"output_scale": np.ones(3)}}, "output_scale, which",
     ),
     "a missing tensor": ("qwen3", {"without": ["blk.1.ffn_up.weight"]}, "layers.1.mlp.up_proj"),
+    "no norm": (
+        "gpt-oss", {"without": ["blk.1.attn_norm.weight"]},
+        "no model.layers.1.input_layernorm.weight, expected all .* Take another conversion of the",
+    ),
     "no gates": (
-        "gpt-oss", {"without": ["blk.1.ffn_gate_exps.weight"]}, "no blk.1.ffn_gate_exps.weight",
+        "gpt-oss", {"without": ["blk.1.ffn_gate_exps.weight"]},
+        "no blk.1.ffn_gate_exps.weight, expected all of the network's weights. Take another conv",
     ),
     "nothing that gates let through": (
         "gpt-oss", {"without": ["blk.1.ffn_up_exps.bias"]}, "no blk.1.ffn_up_exps.bias",
