@@ -151,7 +151,7 @@ def _head(
     expected = "a head that gives logits over words"
     cure = (
         "Take the publisher's ...ForCausalLM: a model of embeddings or a classifier has no such "
-        "tensor."
+        "tensor. Or state tie_word_embeddings as true, if the head is the embedding."
     )
     require_in("tensor", name in read.checkpoint.files, f"no {name}", expected, cure)
     head = placement.rows(read, name, shape)
