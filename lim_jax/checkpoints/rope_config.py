@@ -29,11 +29,12 @@ CHUNKED = "chunked_attention"
 PART = "partial_rotary_factor"
 TRAINED = "original_max_position_embeddings"
 LENGTHS = ("max_position_embeddings", "n_positions")
+OF_GGUF = "factors"  # the scaling that options of GGUF files get: one for each frequency
 # The options of each kind of scaling.
 SCALINGS = {
     "default": (),
     "linear": ("factor",),
-    "factors": ("factors",),  # of llama.cpp, one for each frequency
+    OF_GGUF: ("factors",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", TRAINED),
     "yarn": (
         "factor", TRAINED, "beta_fast", "beta_slow", "attention_factor", "mscale",
@@ -88,8 +89,8 @@ def rotary_of(
     frequencies = rotary_frequencies(rotary_dim, theta)
     if scaling == "linear":
         return Rotary(linear_scaling(frequencies, rope.get_positive("factor")))
-    if scaling == "factors":
-        return Rotary(_divide(frequencies, rope["factors"]))
+    if scaling == OF_GGUF:
+        return Rotary(_divide(rope, "factors", frequencies))
     if scaling == "llama3":
         factor, low, high = (rope.get_positive(name) for name in SCALINGS[scaling][:3])
         bounds = {"low": low, "high": high, "trained": _trained(config, rope)}
@@ -185,19 +186,18 @@ def _longrope(config: Configuration, rope: Configuration, frequencies: Sequence[
     trained, factor, amplitude = _extension(config, rope)
     if amplitude is None:
         amplitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
-    expected = f"{len(frequencies)} positive numbers, one for each frequency"
-    scaled = []
-    for name in ("short_factor", "long_factor"):
-        factors = rope.get(name)
-        fits = isinstance(factors, list) and len(factors) == len(frequencies)
-        fits = fits and all(isinstance(f, int | float) and f > 0 for f in factors or ())
-        scaled.append(_divide(frequencies, rope.require(name, factors, fits, expected)))
-    short, long = scaled
+    short = _divide(rope, "short_factor", frequencies)
+    long = _divide(rope, "long_factor", frequencies)
     return Rotary(LongFrequencies(short, long, trained), amplitude=amplitude)
 
 
-def _divide(frequencies: Sequence[float], factors: Sequence[float]) -> tuple[float, ...]:
-    """Divide each frequency by its factor."""
+def _divide(rope: Configuration, name: str, frequencies: Sequence[float]) -> tuple[float, ...]:
+    """Divide each frequency by its factor, of the scaling's option of this name."""
+    factors = rope.get_list(name)
+    fits = len(factors) == len(frequencies)
+    fits = fits and all(isinstance(factor, int | float) and factor > 0 for factor in factors)
+    expected = f"{len(frequencies)} positive numbers, one for each frequency"
+    rope.require(name, factors, fits, expected)
     return tuple(frequency / by for frequency, by in zip(frequencies, factors, strict=True))
 
 
@@ -234,7 +234,8 @@ def trained_length(config: Configuration) -> int | None:
 def _require_known(rope: Configuration, scaling: str) -> None:
     """Raise ValueError at an unknown scaling, or at options that it does not have."""
     cure = "Take another model: other scalings of rotary positions are not known here."
-    require_config(scaling in SCALINGS, f"rope_type = {scaling!r}", " or ".join(SCALINGS), cure)
+    published = " or ".join(kind for kind in SCALINGS if kind != OF_GGUF)
+    require_config(scaling in SCALINGS, f"rope_type = {scaling!r}", published, cure)
     names = {"rope_type", "type", "rope_theta", PART, *OF_IMAGES, *SCALINGS[scaling]}
     names |= set() if rope.get(TEMPERED) else {TEMPERED}
     for name in sorted(rope):

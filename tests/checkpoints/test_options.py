@@ -473,6 +473,12 @@ REFUSED = [
                                  (7 * [1], "list", "6 of 0 or 1"), (6 * ["0"], "list", "6 of 0"))
       for family in ("smollm3", "llama4_text")),
     ("llama4_text", {"no_rope_layer_interval": 0}, "no_rope_layer_interval = 0, expected a posit"),
+    *(("llama", {"rope_scaling": {"rope_type": "factors", "factors": factors}},
+       f"factors = {got}, expected {words}")
+      for factors, got, words in (([1.0], "list", "8 positive numbers, one"),
+                                  (8 * [0], "list", "8 positive numbers, one"), (3, 3, "a list"))),
+    ("llama", {"rope_scaling": {"rope_type": "ntk"}},
+     "rope_type = 'ntk', expected default or linear or llama3 or yarn"),
     ("granite", {"residual_multiplier": 0.0}, "residual_multiplier = 0.0, expected a positive nu"),
     ("granite", {"logits_scaling": True}, "logits_scaling = True, expected a positive number"),
     ("mistral", {"attention_bias": True}, "attention_bias = True, expected False"),
