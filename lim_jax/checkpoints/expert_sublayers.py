@@ -225,6 +225,14 @@ def read_dense_layers(config: Configuration, depth: int, first: int) -> frozense
     return frozenset(k for k, kind in enumerate(kinds) if kind == DENSE)
 
 
+def read_top(
+    config: Configuration, count: int, default: int | None, name: str = "num_experts_per_tok"
+) -> int:
+    """Read how many of `count` experts each token takes, by the option of this name."""
+    top = config.get_int(name, default)
+    return config.require(name, top, top <= count, f"at most the {count} experts that there are")
+
+
 def require_open(routing: Routing, count: int) -> None:
     """Raise ValueError if the open expert groups hold fewer experts than each token takes."""
     # Else the choice among closed experts would be arbitrary.

@@ -72,6 +72,7 @@ def rotary_of(
     _require_known(rope, scaling)
     theta = rotary_base(config, rope, base, default=default, kind=kind)
     if scaling == "proportional":
+        require_pairs(head_dim, head_dim)
         part = _part(config, rope, default_part or 1.0)
         frequencies = proportional_frequencies(head_dim, theta, part)
         return Rotary(linear_scaling(frequencies, rope.get_positive_or("factor", 1.0)))
@@ -80,8 +81,7 @@ def rotary_of(
         rotary_dim = head_dim
     else:
         rotary_dim = int(head_dim * _part(config, rope, default_part))
-    got = f"{rotary_dim} rotated features in heads of {head_dim}"
-    require_config(rotary_dim <= head_dim, got, "no more than a head has")
+    require_pairs(rotary_dim, head_dim, least=4 if scaling == "dynamic" else 2)
     if scaling == "dynamic":
         trained = config.get_int("max_position_embeddings")
         factor = rope.get_positive("factor")
@@ -98,6 +98,14 @@ def rotary_of(
     if scaling == "yarn":
         return _yarn(config, rope, frequencies, theta)
     return _longrope(config, rope, frequencies) if scaling == "longrope" else Rotary(frequencies)
+
+
+def require_pairs(rotary_dim: int, head_dim: int, least: int = 2) -> None:
+    """Raise ValueError unless a head has the rotated features, and these are whole pairs."""
+    got = f"{rotary_dim} rotated features in heads of {head_dim}"
+    require_config(rotary_dim <= head_dim, got, "no more than a head has")
+    holds = rotary_dim >= least and rotary_dim % 2 == 0
+    require_config(holds, got, f"an even number of them, at least {least}")
 
 
 def scaling_kind(rope: Configuration) -> str:

@@ -387,7 +387,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_fr
 SU = {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}
 # What is refused: of a family these options, in these words.
 REFUSED = [
-    ("afmoe", {"num_experts": 5}, "6 of 5 experts in 1 of 1 groups"),
+    ("afmoe", {"num_experts": 5}, "num_experts_per_tok = 6, expected at most the 5 experts that"),
     ("afmoe", {"num_shared_experts": 0}, "num_shared_experts = 0, expected a positive whole"),
     ("afmoe", {"num_dense_layers": None}, "num_dense_layers = None, expected a whole number"),
     ("afmoe", {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers = 0, expected a po"),
@@ -479,6 +479,26 @@ REFUSED = [
                                   (8 * [0], "list", "8 positive numbers, one"), (3, 3, "a list"))),
     ("llama", {"rope_scaling": {"rope_type": "ntk"}},
      "rope_type = 'ntk', expected default or linear or llama3 or yarn"),
+    ("llama", {"head_dim": 1}, "1 rotated features in heads of 1, expected an even number of them"),
+    ("llama", {"head_dim": 5}, "5 rotated features in heads of 5, expected an even number of them"),
+    ("gpt_neox", {"rotary_pct": 0.2}, "3 rotated features in heads of 16, expected an even number"),
+    ("gptj", {"rotary_dim": 1}, "1 rotated features in heads of 64, expected an even number"),
+    ("hunyuan_v1_dense", {"head_dim": 5, "rope_scaling": {"type": "dynamic", "alpha": 2.0}},
+     "5 rotated features in heads of 5, expected an even number"),
+    ("llama", {"head_dim": 2, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+     "2 rotated features in heads of 2, expected an even number of them, at least 4"),
+    *((family, {name: 9, "num_local_experts": 4, "num_experts": 4},
+       f"{name} = 9, expected at most the 4 experts that there are")
+      for family, name in (
+          ("mixtral", "num_experts_per_tok"), ("qwen3_moe", "num_experts_per_tok"),
+          ("olmoe", "num_experts_per_tok"), ("flex_olmo", "num_experts_per_tok"),
+          ("cohere2_moe", "num_experts_per_tok"), ("granitemoe", "num_experts_per_tok"),
+          ("gpt_oss", "num_experts_per_tok"), ("llama4_text", "num_experts_per_tok"),
+          ("minimax_m2", "num_experts_per_tok"), ("qwen3_next", "num_experts_per_tok"),
+          ("lfm2_moe", "num_experts_per_tok"), ("hunyuan_v1_moe", "moe_topk"))),
+    ("ernie4_5_moe", {"moe_k": 9, "moe_num_experts": 4}, "moe_k = 9, expected at most the 4 exp"),
+    ("gemma4_text", {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 9,
+                     "moe_intermediate_size": 8}, "top_k_experts = 9, expected at most the 4 e"),
     ("granite", {"residual_multiplier": 0.0}, "residual_multiplier = 0.0, expected a positive nu"),
     ("granite", {"logits_scaling": True}, "logits_scaling = True, expected a positive number"),
     ("mistral", {"attention_bias": True}, "attention_bias = True, expected False"),

@@ -183,10 +183,9 @@ def _side_by_side(config: Configuration) -> Callable[..., SideBySide]:
     """Return a reader of a gated MLP, beside experts if there are any, and of the layer's scale."""
     mixture = None
     if config.get_flag("enable_moe_block"):
-        count, top, hidden = (
-            config.get_int(name)
-            for name in ("num_experts", "top_k_experts", "moe_intermediate_size")
-        )
+        count = config.get_int("num_experts")
+        top = expert_sublayers.read_top(config, count, None, "top_k_experts")
+        hidden = config.get_int("moe_intermediate_size")
         mixture = expert_sublayers.Mixture(
             count, hidden, Routing(top), expert_sublayers.fused_or_separate, router="router.proj"
         )

@@ -149,10 +149,11 @@ def _shared_mixture(
 ) -> expert_sublayers.Mixture:
     """Return Qwen's experts beside a shared one behind a gate, by options with these defaults."""
     config.ignore("num_local_experts")
+    count = config.get_int("num_experts", count)
     return expert_sublayers.Mixture(
-        config.get_int("num_experts", count),
+        count,
         config.get_int("moe_intermediate_size", 512),
-        Routing(config.get_int("num_experts_per_tok", top), normalised=normalised),
+        Routing(expert_sublayers.read_top(config, count, top), normalised=normalised),
         expert_sublayers.fused_or_separate,
         shared=("shared_expert", config.get_int("shared_expert_intermediate_size", 512)),
         shared_gate="shared_expert_gate",
@@ -434,8 +435,9 @@ def lfm2(config: Configuration) -> Recipe:
 def lfm2_moe(config: Configuration) -> Recipe:
     """LFM2 with experts in all layers but the first."""
     sizes = sizes_of(config, SizeNames(norm_eps="norm_eps"), norm_eps=1e-5)
+    count = config.get_int("num_experts", 32)
     routing = Routing(
-        config.get_int("num_experts_per_tok", 4),
+        expert_sublayers.read_top(config, count, 4),
         "sigmoid",
         config.get_flag("norm_topk_prob", True),
         config.get_positive("routed_scaling_factor", 1.0),
@@ -443,7 +445,7 @@ def lfm2_moe(config: Configuration) -> Recipe:
     )
     biased = config.get_flag("use_expert_bias", True)
     mixture = expert_sublayers.Mixture(
-        config.get_int("num_experts", 32),
+        count,
         config.get_int("moe_intermediate_size", 1792),
         routing,
         expert_sublayers.ByExpert("w1", "w3", "w2"),

@@ -18,6 +18,7 @@ from lim_jax.checkpoints.rope_config import (
     full_every,
     layer_kinds,
     masks_of,
+    require_pairs,
     rope_options,
     rotary_base,
     rotary_of,
@@ -230,6 +231,7 @@ def hunyuan_v1_dense(config: Configuration) -> Recipe:
     config.ignore(*OF_HUNYUAN, *image_options)
     if rope.get("alpha") and scaling_kind(rope) == "dynamic":
         # Here the publisher's reader scales the base once, for contexts of every length.
+        require_pairs(sizes.head_dim, sizes.head_dim, least=4)
         base = rotary_base(config, rope) * rope.get_positive("alpha") ** (
             sizes.head_dim / (sizes.head_dim - 2)
         )

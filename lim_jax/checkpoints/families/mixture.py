@@ -86,8 +86,11 @@ def afmoe(config: Configuration) -> Recipe:
     positions = {SLIDING: rotary_of(config, sizes.head_dim), FULL: None}
     count = config.get_int("num_experts", 64)
     hidden = config.get_int("moe_intermediate_size", 1408)
-    routing = Routing(_top(config, 6), "sigmoid", factor=config.get_positive("route_scale", 1.0))
-    expert_sublayers.require_open(routing, count)
+    routing = Routing(
+        expert_sublayers.read_top(config, count, 6),
+        "sigmoid",
+        factor=config.get_positive("route_scale", 1.0),
+    )
     mixture = expert_sublayers.Mixture(
         count,
         hidden,
@@ -114,10 +117,11 @@ def mixtral(config: Configuration) -> Recipe:
     """Mixtral: Mistral with experts."""
     sizes = sizes_of(config, norm_eps=1e-5)
     rotary = rotary_of(config, sizes.head_dim, default=1e6)
+    count = config.get_int("num_local_experts", 8)
     mixture = expert_sublayers.Mixture(
-        config.get_int("num_local_experts", 8),
+        count,
         sizes.intermediate_size,
-        Routing(_top(config, 2)),
+        Routing(expert_sublayers.read_top(config, count, 2)),
         OF_MIXTRAL,
     )
     config.ignore(*REPEATED)
@@ -153,11 +157,14 @@ def _qwen_mixture(
     step = config.get_int("decoder_sparse_step", 1, least=0)
     dense = {k for k in range(depth) if k in only or step < 1 or (k + 1) % step}
     name = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
-    count, top, hidden = default
-    routing = Routing(_top(config, top), normalised=config.get_flag("norm_topk_prob"))
+    usual_count, top, hidden = default
+    count = config.get_int(name, usual_count)
+    routing = Routing(
+        expert_sublayers.read_top(config, count, top), normalised=config.get_flag("norm_topk_prob")
+    )
     config.ignore(*REPEATED)
     return expert_sublayers.Mixture(
-        config.get_int(name, count),
+        count,
         config.get_int("moe_intermediate_size", hidden),
         routing,
         expert_sublayers.PROJECTIONS,
@@ -203,7 +210,9 @@ def olmoe(config: Configuration) -> Recipe:
     config.refuse(clip_qkv=None)
     sizes = sizes_of(config, norm_eps=1e-5)
     count = config.get_int("num_experts", 64)
-    routing = Routing(_top(config, 8), normalised=config.get_flag("norm_topk_prob"))
+    routing = Routing(
+        expert_sublayers.read_top(config, count, 8), normalised=config.get_flag("norm_topk_prob")
+    )
     mixture = expert_sublayers.Mixture(
         count, sizes.intermediate_size, routing, expert_sublayers.PROJECTIONS
     )
@@ -214,7 +223,9 @@ def flex_olmo(config: Configuration) -> Recipe:
     """FlexOlmo: OLMo 2 with experts."""
     sizes = sizes_of(config)
     count = config.get_int("num_experts", 7)
-    routing = Routing(_top(config, 5), normalised=config.get_flag("norm_topk_prob"))
+    routing = Routing(
+        expert_sublayers.read_top(config, count, 5), normalised=config.get_flag("norm_topk_prob")
+    )
     mixture = expert_sublayers.Mixture(
         count, sizes.intermediate_size, routing, expert_sublayers.PROJECTIONS
     )
@@ -272,8 +283,8 @@ def _cohere_mixture(
         "shared_expert_combination_strategy", ("average", "sum"), "average"
     )
     half = 0.5 if shared and combined == "average" else 1.0
-    routing = Routing(_top(config, 2), scores, normalised, half)
     count = config.get_int("num_experts", 8)
+    routing = Routing(expert_sublayers.read_top(config, count, 2), scores, normalised, half)
     return expert_sublayers.Mixture(
         count,
         hidden,
@@ -341,10 +352,11 @@ def ernie4_5_moe(config: Configuration) -> Recipe:
     sparse = {k for k in range(start, end + 1) if (k + 1) % step == 0}
     hidden = config.get_int("moe_intermediate_size", 1536)
     shared = config.get_int("moe_num_shared_experts", 2, least=0)
+    count = config.get_int("moe_num_experts", 64)
     mixture = expert_sublayers.Mixture(
-        config.get_int("moe_num_experts", 64),
+        count,
         hidden,
-        Routing(config.get_int("moe_k", 6)),
+        Routing(expert_sublayers.read_top(config, count, 6, "moe_k")),
         expert_sublayers.PROJECTIONS,
         preference="moe_statics.e_score_correction_bias",
         preference_axes=(1,),
@@ -377,10 +389,12 @@ def hunyuan_v1_moe(config: Configuration) -> Recipe:
         group_limited_greedy=False,
     )
     config.ignore(*OF_HUNYUAN_MOE)
+    alike = Configuration({name: config.get_alike(name, 1) for name in ("num_experts", "moe_topk")})
+    count = alike.get_int("num_experts")
     mixture = expert_sublayers.Mixture(
-        config.get_alike("num_experts", 1),
+        count,
         hidden,
-        Routing(config.get_alike("moe_topk", 1)),
+        Routing(expert_sublayers.read_top(alike, count, None, "moe_topk")),
         expert_sublayers.PROJECTIONS,
         router="gate.wg",
         shared=("shared_mlp", hidden),
@@ -409,10 +423,11 @@ def granite_experts(config: Configuration, sizes: Sizes, shared: int) -> expert_
     """Return a reader of Granite's experts; `shared` is a shared MLP's hidden size, or zero."""
     at = "block_sparse_moe"
     config.ignore(*REPEATED)
+    count = config.get_int("num_local_experts", 8)
     return expert_sublayers.Mixture(
-        config.get_int("num_local_experts", 8),
+        count,
         sizes.intermediate_size,
-        Routing(_top(config, 2)),
+        Routing(expert_sublayers.read_top(config, count, 2)),
         expert_sublayers.Stacked(f"{at}.input_linear.weight", f"{at}.output_linear.weight"),
         router=f"{at}.router.layer",
         shared=("shared_mlp", shared) if shared else None,
@@ -425,10 +440,11 @@ def gpt_oss(config: Configuration) -> Recipe:
     sizes = sizes_of(config, norm_eps=1e-5, head_dim=64)
     usual = full_every(2, sizes.depth)
     rope = {"default": 150_000.0, "default_scaling": OF_GPT_OSS}
+    count = config.get_int("num_local_experts", 128)
     mixture = expert_sublayers.Mixture(
-        config.get_int("num_local_experts", 128),
+        count,
         sizes.intermediate_size,
-        Routing(_top(config, 4)),
+        Routing(expert_sublayers.read_top(config, count, 4)),
         expert_sublayers.Stacked(transposed=True, interleaved=True),
         router="router",
         router_bias=True,
@@ -472,10 +488,11 @@ def llama4_text(config: Configuration) -> Recipe:
     step = config.get_int("interleave_moe_layer_step", 1)
     layers = config.get_list("moe_layers", None)
     sparse = range(step - 1, sizes.depth, step) if layers is None else layers
+    count = config.get_int("num_local_experts", 16)
     mixture = expert_sublayers.Mixture(
-        config.get_int("num_local_experts", 16),
+        count,
         sizes.intermediate_size,
-        Routing(_top(config, 1), "sigmoid", normalised=False),
+        Routing(expert_sublayers.read_top(config, count, 1), "sigmoid", normalised=False),
         expert_sublayers.Stacked(transposed=True),
         router="router",
         shared=("shared_expert", sizes.intermediate_size),
@@ -514,7 +531,7 @@ def minimax_m2(config: Configuration) -> Recipe:
     mixture = expert_sublayers.Mixture(
         count,
         sizes.intermediate_size,
-        Routing(_top(config, 8), "sigmoid"),
+        Routing(expert_sublayers.read_top(config, count, 8), "sigmoid"),
         OF_MIXTRAL,
         preference="e_score_correction_bias",
     )
@@ -536,8 +553,3 @@ def _attention_biases(config: Configuration) -> Biases:
     """Read whether attention's matrices have biases."""
     biased = config.get_flag("attention_bias")
     return Biases(biased, biased)
-
-
-def _top(config: Configuration, default: int | None) -> int:
-    """Read how many experts each token takes."""
-    return config.get_int("num_experts_per_tok", default)
