@@ -126,6 +126,7 @@ def test_experts_lie_either_way_round(tmp_path):
     """As Qwen publishes Qwen 3 VL's, and as transformers writes them, whatever the sizes."""
     options = {"model_type": "qwen3_vl_moe_text", "num_hidden_layers": 1, "vocab_size": 2}
     options |= {"hidden_size": 10, "num_attention_heads": 2, "num_experts": 3}
+    options |= {"num_experts_per_tok": 2}
     drawn = np.random.default_rng(0).standard_normal
     for hidden in (4, 5, 10):
         config = Configuration(options | {"moe_intermediate_size": hidden})

@@ -6,6 +6,7 @@ regex.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -221,8 +222,10 @@ def test_texts_of_bytes_joined_are_the_text_of_all_also_where_a_letter_is_cut():
 def test_texts_of_words_joined_are_the_text_of_all_also_where_a_letter_is_cut(tmp_path, kind):
     """As Python decodes the bytes; SentencePiece shows each byte of a cut letter by itself."""
     spelt = ["<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a"]
-    options = {"words": spelt, "merges": None, "token_scores": [0.0] * 259}
-    options = options | {"add_space_prefix": False} if kind == "llama" else {}
+    options: dict[str, Any] = {}
+    if kind == "llama":
+        options = {"words": spelt, "merges": None, "token_scores": [0.0] * 259}
+        options["add_space_prefix"] = False
     tokenizer = of_gguf(write(tmp_path / "model.gguf", kind=kind, **options))
     text = "a 日本😀"
     ids = np.array(tokenizer.encode(text).ids)
