@@ -22,7 +22,7 @@ from lim_jax.limits.constants import (
     sampled_profile,
 )
 from lim_jax.limits.premises import require_lipschitz, require_resnet_premises
-from lim_jax.limits.refinement import Study, fit_order, refine
+from lim_jax.limits.refinement import Study, fit_order, refine, rounding_error
 from lim_jax.limits.schemes import Control, Flows, Scheme, Step, reference_flows
 from lim_jax.network.continuous_flow import ContinuousFlow
 from lim_jax.network.controls import control_distance
@@ -209,8 +209,8 @@ def _scheme_studies(
     grid = limit.grid
     horizon = limit.horizon
     runs = _recursion_runs(scheme, depths, limit)
-    size = _largest_norm(limit.states, grid) / horizon**2
-    theorem = _Theorem(grid, horizon, limit.profile, scheme.step, lipschitz, size)
+    rounding = rounding_error(limit.states, _largest_norm(limit.states, grid))
+    theorem = _Theorem(grid, horizon, limit.profile, scheme.step, lipschitz, rounding)
     layers = [run.layers for run in runs.values()]
     proved = proved_constants(layers, control, limit.profile, grid, horizon)
     constants, sampled = theorem.constants(
@@ -232,6 +232,7 @@ def _scheme_studies(
             limit.flow_error,
             constants and (lambda depth: constant(constants, horizon) * runs[depth].bracket),
             sampled=sampled,
+            rounding=rounding,
         )
 
     on = "eq:convergent-control-grid-bound"
@@ -243,14 +244,14 @@ def _scheme_studies(
 
 
 class _Theorem(NamedTuple):
-    """The setting of the theorem; `size` is the largest norm of the flow, over T²."""
+    """The setting of the theorem; `rounding` is by how much rounding may move the flow."""
 
     grid: Grid
     horizon: float
     profile: DepthFunction
     step: Step
     lipschitz: bool
-    size: float
+    rounding: float
 
     def constants(
         self,
@@ -276,8 +277,7 @@ class _Theorem(NamedTuple):
         assert proved is not None
         defects = {depth: run.defect for depth, run in runs.items()}
         if self.lipschitz:
-            rounding = 100 * np.finfo(float).eps * self.size
-            require_resnet_premises(defects, rounding, proved[:3])
+            require_resnet_premises(defects, self.rounding / self.horizon**2, proved[:3])
         return proved._replace(defect=max(defects.values())), sampled
 
 
@@ -429,8 +429,9 @@ def shadowing_study(
 
     check, reference = references or (_follow(profile, horizon, count) for count in (6, 8))
     runs = {depth: run(depth, reference) for depth in depths}
-    size = _largest_norm(runs[min(runs)].flow, grid) / horizon**2
-    theorem = _Theorem(grid, horizon, profile, step, lipschitz, size)
+    flow = runs[min(runs)].flow
+    rounding = rounding_error(flow, _largest_norm(flow, grid))
+    theorem = _Theorem(grid, horizon, profile, step, lipschitz, rounding)
     stacks = [run.layers for run in runs.values()]
     proved = proved_constants(stacks, None, profile, grid, horizon)
     constants, sampled = theorem.constants(
@@ -446,6 +447,7 @@ def shadowing_study(
         _largest_norm(run(depths[0], check).flow - runs[depths[0]].flow, grid),
         constants and (lambda depth: constants.on_layers(horizon) * horizon / depth),
         sampled=sampled,
+        rounding=rounding,
     )
 
 
@@ -512,7 +514,7 @@ def split_defect_study(
     defects = [defect(jnp.asarray(1 / depth)) for depth in depths]
     errors = [_largest_norm(np.asarray(states)[None], grid) for states in defects]
     if lipschitz:
-        rounding = 100 * np.finfo(float).eps * _largest_norm(np.asarray(x)[None], grid)
+        rounding = rounding_error(np.asarray(x), _largest_norm(np.asarray(x)[None], grid))
         scaled = {depth: error * depth**2 for depth, error in zip(depths, errors, strict=True)}
         require_resnet_premises(scaled, rounding)
     stacked = jax.tree.map(lambda leaf: leaf[None], eqx.filter(field, eqx.is_array))

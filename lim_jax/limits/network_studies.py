@@ -29,7 +29,7 @@ from lim_jax._jit import filter_jit
 from lim_jax.grid.measure import Grid, require_grid
 from lim_jax.limits.attention_error import SMOOTH, PositionField, require_references
 from lim_jax.limits.references import polynomial_twins, reliability_warning
-from lim_jax.limits.refinement import largest, refine
+from lim_jax.limits.refinement import largest, refine, rounding_error
 from lim_jax.limits.rows import Row, names_by_remark, rates_table
 from lim_jax.limits.schemes import Scheme, reference_flows
 from lim_jax.network.continuous_flow import ContinuousFlow
@@ -222,8 +222,15 @@ def convergence_study(
         require(not bad, what, got=", ".join(bad), expected=expected, cure=cure)
         limit_error = error(check.on(finest, name, quantity.order), finest)
         order = None if quantity.order is None else float(quantity.order)
+        magnitudes = np.abs(np.asarray(observed[len(runs) - 1][name]))
         study = refine(
-            quantity.source, order, tuple(runs), errors.values(), limit_error, quantity.bound
+            quantity.source,
+            order,
+            tuple(runs),
+            errors.values(),
+            limit_error,
+            quantity.bound,
+            rounding=rounding_error(magnitudes, float(quantity.norm(magnitudes, finest))),
         )
         cubic_change = _largest_change([of[name] for of in twins], panels, name in fields)
         size = max(float(np.abs(of[name]).max()) for of in observed)

@@ -53,6 +53,7 @@ class Study(NamedTuple):
     bounds: tuple[float, ...] | None  # with an explicit constant
     reference_error: float  # of the reference against itself at another resolution
     sampled: bool = False  # a constant is the largest of samples: beyond it nothing is refuted
+    rounding: float = 0.0  # by how much rounding may move an error
 
     @property
     def order(self) -> Order:
@@ -63,17 +64,16 @@ class Study(NamedTuple):
     def verdict(self) -> str:
         """Whether the errors are within the bounds: "holds", "BROKEN", "unresolved" and so on.
 
-        By more than the reference's error, up to rounding; "measured" where a constant is a sample.
+        By more than the reference's error and `rounding`; "measured" where a constant is a sample.
         """
         if self.bounds is None:
             return "no bound"
         if self.sampled:
             return "measured"
         beyond = np.subtract(self.errors, self.bounds)
-        rounding = 100 * np.finfo(float).eps
-        if np.any(beyond > self.reference_error + rounding):
+        if np.any(beyond > self.reference_error + self.rounding):
             return "BROKEN"
-        return "holds" if np.all(beyond <= rounding - self.reference_error) else "unresolved"
+        return "holds" if np.all(beyond <= self.rounding - self.reference_error) else "unresolved"
 
     @property
     def holds(self) -> bool | None:
@@ -86,6 +86,11 @@ class Study(NamedTuple):
         return min(self.errors) >= 10 * self.reference_error
 
 
+def rounding_error(values: np.ndarray, size: float) -> float:
+    """Return by how much rounding may move a size of values: a hundred units in the last place."""
+    return 100 * float(np.finfo(values.dtype).eps) * size
+
+
 def refine(
     source: str,
     claimed: float | None,
@@ -95,12 +100,13 @@ def refine(
     bound: Callable[[Any], float] | None = None,
     *,
     sampled: bool = False,
+    rounding: float = 0.0,
 ) -> Study:
     """Make a study, with the bound evaluated at each refinement if there is one."""
     bounds = None if bound is None else tuple(map(bound, refinements))
     sizes = tuple(map(float, refinements))
     measured = tuple(map(float, errors))
-    return Study(source, claimed, sizes, measured, bounds, reference_error, sampled)
+    return Study(source, claimed, sizes, measured, bounds, reference_error, sampled, rounding)
 
 
 def refine_against(

@@ -301,6 +301,25 @@ def test_orders_and_bounds_are_those_that_were_passed(study_of_average):
     assert len(lines) == 4  # no reasons
 
 
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("scale", [1e-13, 1.0, 1e6])
+def test_verdicts_are_those_of_any_unit_and_precision(scale, double):
+    """The error is s/(2 n): a bound of just that holds up to rounding, a fifth of it is false."""
+    quantities = {
+        "exact": Quantity(state, 1, lambda n: scale * 0.5 / n),
+        "false": Quantity(state, 1, lambda n: scale * 0.1 / n),
+    }
+    with jax.enable_x64(double):
+        study = lim.limits.convergence_study(
+            lim.limits.averaging_attention(),
+            lambda p: scale * p[:, None],
+            grids(lim.token_grid),
+            quantities,
+        )
+    assert [row.study.verdict for row in study] == ["holds", "BROKEN"]
+    assert not study.agree
+
+
 def test_the_numbers_of_a_study_are_written_as_csv(study_of_average, tmp_path):
     text = study_of_average.to_csv(tmp_path / "study.csv")
     assert (tmp_path / "study.csv").read_text(encoding="utf-8") == text
