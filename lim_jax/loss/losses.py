@@ -190,7 +190,7 @@ def margin_loss(
     _require_answers(targets, logits.shape[1])
     classes = _known_classes(targets, logits.shape[1], query_weights != 0)[:, None]
     answers = jnp.take_along_axis(logits, classes, axis=1)[:, 0]
-    chosen = jnp.arange(logits.shape[1])[None, :] == classes.astype(int)
+    chosen = jnp.arange(logits.shape[1])[None, :] == classes
     others = jax.nn.logsumexp(jnp.where(chosen, -jnp.inf, logits), axis=1)
     return _weighted_sum(others - answers, query_weights)
 
@@ -426,7 +426,7 @@ def _answers_and_others(
     _require_labels_for_shape((*weights.shape, classes), targets)
     numbered = _class_numbers(targets)
     if numbered:
-        targets = _known_classes(targets, classes, weights != 0).astype(int)
+        targets = _known_classes(targets, classes, weights != 0)
 
     def add(sums: tuple[Array, ...], index: Int[Array, ""]) -> tuple[tuple[Array, ...], None]:
         """Add one slice of classes to the answers' logits and to the running log-sum-exp."""
@@ -524,6 +524,7 @@ def _known_classes(
     labels: Int[Array, " length"], classes: int, is_query: Bool[Array, "*length"]
 ) -> Int[Array, " length"]:
     """Return class numbers of the vocabulary; use raises at others, but where no query is."""
+    labels = labels.astype(int)  # small integers, such as uint8, may not hold the last class
     last = classes - 1
     labels = error_if_got(
         labels,

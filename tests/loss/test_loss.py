@@ -21,6 +21,7 @@ from lim_jax.loss import (
     positionwise_cross_entropy,
     teacher_forcing,
 )
+from lim_jax.loss.losses import Slices, sliced_margin_loss
 from lim_jax.loss.readouts import hat
 
 GRID = lim.token_grid(12)
@@ -188,6 +189,24 @@ def test_class_numbers_outside_the_vocabulary_are_refused_where_they_count():
     for wrong in (5, -1):
         with pytest.raises(eqx.EquinoxRuntimeError, match="class numbers from 0 to 4"):
             jax.block_until_ready(loss(logits, jnp.array([0, wrong, 4, 0]), weights))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32"])
+def test_class_numbers_may_be_of_an_integer_type_that_cannot_hold_the_last_class(dtype):
+    """Of 300 equally likely classes: log 300, log odds 299, residuals of 1/300 and -299/300."""
+    numbers = jnp.array([1, 2, 100], dtype)
+    logits = jnp.zeros((3, 300))
+    losses = positionwise_cross_entropy(logits, numbers)
+    np.testing.assert_allclose(losses, np.log(300), rtol=1e-14)
+    np.testing.assert_allclose(cross_entropy(logits, numbers, lim.token_grid(3)), np.log(300))
+    odds = margin_loss(logits, numbers, last_token(3))
+    np.testing.assert_allclose(odds, np.log(299), rtol=1e-14)
+    sliced = sliced_margin_loss(
+        Slices(lambda at: logits[:, :100], 100, 300, "float64"), numbers, last_token(3)
+    )
+    np.testing.assert_allclose(sliced, np.log(299), rtol=1e-14)
+    expected = 1 / 300 - np.eye(300)[[1, 2, 100]]
+    np.testing.assert_allclose(logit_residual(logits, numbers), expected, rtol=1e-12)
 
 
 @eqx.filter_jit
