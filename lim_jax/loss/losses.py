@@ -60,7 +60,8 @@ def cross_entropy(
     Parameters
     ----------
     logits
-        :math:`z`, a row for each position, a column for each class. A class may be masked (-inf).
+        :math:`z`, a row for each position, a column for each class. A class may be masked (-inf);
+        all may be, and count for nothing, where the weight is zero.
     labels
         :math:`Y`, class numbers, one whole number for each position; or a row of probabilities, or
         of any soft weights, for each position.
@@ -108,7 +109,8 @@ def autoregressive_cross_entropy(
     Parameters
     ----------
     logits
-        :math:`H`, a row for each query, a column for each class. A class may be masked (-inf).
+        :math:`H`, a row for each query, a column for each class. A class may be masked (-inf); all
+        may be, and count for nothing, where :math:`\alpha_i = 0`.
     targets
         Row i holds the target :math:`Y_{i+1}` of query i, a class number or a row of soft weights;
         any whole number, or any finite row, where :math:`\alpha_i = 0`.
@@ -157,7 +159,8 @@ def margin_loss(
     ----------
     logits
         :math:`z`, a row for each query, a column for each class, at least two. A class other than
-        the answer may be masked (-inf); where all of them are, the loss is :math:`-\infty`.
+        the answer may be masked (-inf); where all of them are, the loss is :math:`-\infty`. Where
+        :math:`\alpha_i = 0` all may be, and count for nothing.
     targets
         :math:`y`, the class number of each query's answer; any number where :math:`\alpha_i = 0`.
     query_weights
@@ -191,7 +194,9 @@ def margin_loss(
     classes = _known_classes(targets, logits.shape[1], query_weights != 0)[:, None]
     answers = jnp.take_along_axis(logits, classes, axis=1)[:, 0]
     chosen = jnp.arange(logits.shape[1])[None, :] == classes
-    others = jax.nn.logsumexp(jnp.where(chosen, -jnp.inf, logits), axis=1)
+    only = _masked_at_weight_zero(jnp.where(chosen, -jnp.inf, logits), query_weights)
+    hidden = jnp.where(only, 0, -jnp.inf)
+    others = jax.nn.logsumexp(jnp.where(chosen, hidden[:, None], logits), axis=1)
     return _weighted_sum(others - answers, query_weights)
 
 
@@ -458,14 +463,31 @@ def _answers_and_others(
     policy = jax.checkpoint_policies.save_only_these_names(*saved)
     add = jax.checkpoint(add, prevent_cse=False, policy=policy)
     (answers, total, peak), _ = jax.lax.scan(add, sums, jnp.arange(-(-classes // size)))
+    # As in `_masked_at_weight_zero`: the logarithm of a sum of nothing has no slope.
+    total = jnp.where((weights == 0) & (total == 0), 1, total)
     return answers, jnp.log(total) + peak
 
 
 def _weighted_cross_entropy(
     logits: Logits, labels: Labels, weights: Float[Array, " length"]
 ) -> Scalar:
-    """Sum the positions' cross-entropies with weights; ignore logits of weight zero."""
+    """Sum the positions' cross-entropies with weights; ignore what is masked at weight zero."""
+    _require_labels(logits, labels)
+    _require_for_each(weights, logits[:, 0])
+    nothing = _masked_at_weight_zero(logits, weights)
+    logits = jnp.where(nothing[:, None], 0, logits)
     return _weighted_sum(_losses(logits, labels, weights != 0), weights)
+
+
+def _masked_at_weight_zero(
+    logits: Logits, weights: Float[Array, " length"]
+) -> Bool[Array, " length"]:
+    """Tell which rows have weight zero and every class masked.
+
+    Their log-sum-exp has no slope, and zero times that would be NaN. Other rows of weight zero
+    count: their losses are the derivatives in the weights.
+    """
+    return (weights == 0) & jnp.isneginf(logits.max(axis=1))
 
 
 def checked_queries(query_weights: Float[Array, " length"]) -> Float[Array, " length"]:

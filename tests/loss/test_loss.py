@@ -21,7 +21,7 @@ from lim_jax.loss import (
     positionwise_cross_entropy,
     teacher_forcing,
 )
-from lim_jax.loss.losses import Slices, sliced_margin_loss
+from lim_jax.loss.losses import Slices, sliced_cross_entropy, sliced_margin_loss
 from lim_jax.loss.readouts import hat
 
 GRID = lim.token_grid(12)
@@ -394,13 +394,52 @@ def test_autoregressive_terminal_adjoint():
     np.testing.assert_allclose(adjoint, expected, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("loss", [lim.autoregressive_cross_entropy, margin_loss])
-def test_a_masked_class_where_nothing_is_asked_is_no_loss(loss):
-    """Its number may stand there, as that of padding does; and no derivative is lost."""
-    logits = np.array([[-np.inf, 0.3, 0.8], [1.0, 0.2, -0.4]])
+def sliced(loss):
+    def of(logits, targets, weights):
+        size = logits.shape[1]
+
+        def of_slice(start):
+            return jax.lax.dynamic_slice_in_dim(logits, start, 2, axis=1)
+
+        return loss(Slices(of_slice, 2, size, logits.dtype), targets, weights)
+
+    return of
+
+
+CLASS_LOSSES = {
+    "cross-entropy": lim.autoregressive_cross_entropy,
+    "margin": margin_loss,
+    "on a grid": lambda z, y, w: lim.cross_entropy(z, y, lim.token_grid(2), 2 * w),
+    "sliced": sliced(sliced_cross_entropy),
+    "sliced margin": sliced(sliced_margin_loss),
+}
+
+
+@pytest.mark.parametrize("row", [[-np.inf, 0.3, 0.8], [1, -np.inf, -np.inf], 3 * [-np.inf]])
+@pytest.mark.parametrize("loss", CLASS_LOSSES)
+def test_masked_classes_where_nothing_is_asked_are_no_loss(loss, row):
+    """One's number may stand there, as that of padding does; and no derivative is lost."""
+    function = CLASS_LOSSES[loss]
+    logits = np.array([row, [1.0, 0.2, -0.4]])
     numbers = jnp.array([0, 1])
     weights = jnp.array([0.0, 1.0])
-    value, slope = jax.value_and_grad(loss)(jax.device_put(logits), numbers, weights)
-    alone = loss(jax.device_put(logits[1:]), numbers[1:], weights[1:])
-    np.testing.assert_allclose(value, alone, rtol=1e-14)
+    value, slope = jax.value_and_grad(function)(jax.device_put(logits), numbers, weights)
+    others = np.array([1.0, -0.4] if "margin" in loss else [1.0, 0.2, -0.4])
+    np.testing.assert_allclose(value, np.log(np.exp(others).sum()) - 0.2, rtol=1e-14)
     assert np.isfinite(slope).all() and not np.asarray(slope)[0].any()
+
+
+@pytest.mark.parametrize("loss", CLASS_LOSSES)
+def test_the_derivative_in_a_weight_of_zero_is_the_loss_there(loss):
+    """The losses are the slopes of the risk in the weights, wherever these are."""
+    logits = np.array([[0.5, -np.inf, 0.8], [1.0, 0.2, -0.4]])
+
+    def risk(weight):
+        weights = jnp.stack([weight, 1 - weight])
+        return CLASS_LOSSES[loss](jax.device_put(logits), jnp.array([0, 1]), weights)
+
+    answers = np.array([0.5, 0.2])
+    others = np.exp([0.8, 1.0]) + np.exp([-np.inf, -0.4])
+    total = others if "margin" in loss else others + np.exp(answers)
+    first, second = np.log(total) - answers
+    np.testing.assert_allclose(jax.grad(risk)(0.0), first - second, rtol=1e-13)
