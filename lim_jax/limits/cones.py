@@ -47,8 +47,8 @@ def cone_mass_study(
     make_grid
         From a size to its grid; by default `token_grid`.
     positions
-        The positions q in (0, 1] at which masses are compared, by default 1/4, 1/2 and 3/4. The
-        mass grows like 1/q at 0.
+        The positions q between 0 and 1 at which masses are compared, by default 1/4, 1/2 and 3/4.
+        The mass grows like 1/q at 0, and is zero at 1.
     references
         Two grids for the continuum: the second gives the limit, the first tells its error. By
         default 32 and 40 Gauss nodes on each of four panels.
@@ -59,13 +59,14 @@ def cone_mass_study(
         The largest relative error at each refinement, without a claimed order or a bound.
     """
     require_references(references)
-    inside = all(0 < position <= 1 for position in positions)
+    inside = all(0 < position < 1 for position in positions)
     require(
         inside,
         "positions",
         got=f"{positions}",
-        expected="positions in (0, 1]",
-        cure="Pass positions above 0 and at most 1, such as [0.25, 0.5, 1.0].",
+        expected="positions between 0 and 1",
+        cure="Pass positions above 0, where the mass has no bound, and below 1, where it is zero, "
+        "such as [0.25, 0.5, 0.75].",
     )
     at = jnp.asarray(np.array(positions))
 

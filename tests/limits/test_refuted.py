@@ -115,10 +115,10 @@ def test_an_order_is_of_different_refinements():
         fit_order((10, 10, 20, 40), (1.0, 0.9, 0.5, 0.25))
 
 
-@pytest.mark.parametrize("positions", [(1.5,), (0.0, 0.5), (-0.25,)])
-def test_positions_of_a_cones_mass_are_of_the_context(positions):
-    # `eq:cone-mass`; beyond the last node a grid would extrapolate.
-    with pytest.raises(ValueError, match="positions: got .* expected positions in"):
+@pytest.mark.parametrize("positions", [(1.5,), (0.0, 0.5), (-0.25,), (0.5, 1.0)])
+def test_positions_of_a_cones_mass_are_within_the_context(positions):
+    # `eq:cone-mass`: at 1 the mass is zero, and beyond the last node a grid would extrapolate.
+    with pytest.raises(ValueError, match="positions: got .* expected positions between 0 and 1"):
         lim.limits.cone_mass_study(averaging_attention(), column, SIZES, positions=positions)
 
 
