@@ -25,7 +25,8 @@ class CellGrid(Grid):
     The nodes are :math:`p_i = ((i - a)/L)^g`, the cells :math:`I_i = (((i-1)/L)^g, (i/L)^g]`, and
     the weights :math:`g\,\xi_i^{g-1}/L`. Prefix weights are non-negative: a whole cell for
     :math:`j < i` and the fraction :math:`1 - a` of the node's own cell. L is `cells`, a is `offset`
-    and g is `power`. `starts` says where each row's prefix begins, None for the first position.
+    and g is `power`. `starts` says where each row's prefix begins, None for the first position, and
+    `cut` which method cut prefixes within their contexts: "windowed", "chunked", or "" for none.
     """
 
     cells: int = eqx.field(static=True, converter=partial(as_int, name="size", cure=LENGTH))
@@ -33,6 +34,7 @@ class CellGrid(Grid):
     power: int = eqx.field(static=True, default=1)
     dtype: DTypeLike | None = eqx.field(static=True, default=None)
     starts: Starts | None = None
+    cut: str = eqx.field(static=True, default="")
 
     @property
     def size(self) -> int:
@@ -44,12 +46,20 @@ class CellGrid(Grid):
 
         For packed contexts and padding on the left: pass `segment_starts` of the segments' numbers
         or of the mask, whole numbers from 0 to the row's own, which may be traced. Where a window
-        and a packed row both limit a prefix, the later start counts.
+        and a packed row both limit a prefix, the later start counts. Chunks are counted from here:
+        a grid that was `chunked` before is refused.
 
         >>> grid = token_grid(4).starting(jnp.array([0, 0, 2, 2]))
         >>> (4 * grid.prefix_weights()).astype(int).tolist()
         [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
         """
+        require(
+            self.cut != "chunked",
+            "starts",
+            got="starts of contexts on a grid whose chunks are counted already",
+            expected="contexts first: chunks are counted from where they begin",
+            cure="Call starting before chunked.",
+        )
         require_indices(starts, "starts")
         got = f"{starts.shape[0]} of them"
         expected = f"{self.size}, one for each position"
@@ -65,28 +75,39 @@ class CellGrid(Grid):
             expected="numbers from 0 to the row's own",
             cure="Pass for each row the position at which its prefix begins.",
         )
-        return self._begun(starts)
+        return self._begun(starts, self.cut)
 
     def windowed(self, window: int) -> "CellGrid":
         """Limit each row's prefix to its last `window` positions, its own included."""
         window = as_int(window, "window")
         if window >= self.size:
             return self
-        return self._begun(jnp.maximum(jnp.arange(self.size) - window + 1, 0))
+        starts = jnp.maximum(jnp.arange(self.size) - window + 1, 0)
+        return self._begun(starts, self.cut or "windowed")
 
     def chunked(self, chunk: int) -> "CellGrid":
-        """Limit each row's prefix to its own chunk of `chunk` positions of its context."""
+        """Limit each row's prefix to its own chunk of `chunk` positions of its context.
+
+        Call it before `windowed`, whose prefixes do not tell where contexts begin.
+        """
         chunk = as_int(chunk, "chunk")
+        require(
+            not self.cut,
+            "chunk",
+            got=f"{chunk} positions on a grid that was {self.cut}",
+            expected="a grid of whole contexts: chunks are counted from where these begin",
+            cure="Call chunked first, and windowed after it.",
+        )
         if chunk >= self.size:
             return self
         rows = jnp.arange(self.size)
         first = jnp.zeros_like(rows) if self.starts is None else self.starts
-        return self._begun(first + (rows - first) // chunk * chunk)
+        return self._begun(first + (rows - first) // chunk * chunk, "chunked")
 
-    def _begun(self, starts: Starts) -> "CellGrid":
+    def _begun(self, starts: Starts, cut: str) -> "CellGrid":
         """Return the grid with prefixes that begin no earlier than `starts`."""
         later = starts if self.starts is None else jnp.maximum(starts, self.starts)
-        return replace(self, starts=later)
+        return replace(self, starts=later, cut=cut)
 
     @property
     def is_of_tokens(self) -> bool:
@@ -96,7 +117,7 @@ class CellGrid(Grid):
     @property
     def unmasked(self) -> "CellGrid":
         """The same positions, with prefixes that all begin at the first, and no log weights."""
-        return replace(self, starts=None, log_weights=None, parts=None)
+        return replace(self, starts=None, cut="", log_weights=None, parts=None)
 
     @property
     def past(self) -> Bool[Array, "length length"]:

@@ -151,6 +151,27 @@ def test_windows_and_starts_go_together():
     assert grid.windowed(11) is grid
 
 
+def test_chunks_are_counted_from_where_contexts_begin():
+    """Contexts of five and three positions in chunks of two, and a window of two on top of them."""
+    grid = lim.token_grid(8)
+    packed = grid.starting(jnp.array([0, 0, 0, 0, 0, 5, 5, 5])).chunked(2)
+    np.testing.assert_array_equal(packed.starts, [0, 0, 2, 2, 4, 5, 5, 7])
+    np.testing.assert_array_equal(grid.chunked(3).windowed(2).starts, [0, 0, 1, 3, 3, 4, 6, 6])
+    np.testing.assert_array_equal(packed.unmasked.chunked(4).starts, 4 * [0] + 4 * [4])
+
+
+def test_chunks_are_refused_where_it_is_not_known_any_more_where_contexts_begin(as_users_run):
+    grid = lim.token_grid(8)
+    for cut in (grid.windowed(4), grid.chunked(4), grid.chunked(4).windowed(3)):
+        with pytest.raises(
+            ValueError, match="chunk: got 2 positions on a grid .* Call chunked first"
+        ):
+            cut.chunked(2)
+    for cut in (grid.chunked(4), grid.chunked(4).windowed(3)):
+        with pytest.raises(ValueError, match="starts: got .* Call starting before chunked"):
+            cut.starting(jnp.zeros(8, int))
+
+
 @pytest.mark.parametrize("name", ["window", "chunk"])
 @pytest.mark.parametrize("size", [0, -1, 2.0])
 def test_a_window_holds_a_row_itself_at_least(name, size, as_users_run):
