@@ -1,5 +1,6 @@
 """Why a network uses the positions that it uses: density, channels and certificates of a loss."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -78,8 +79,8 @@ class Explanation(NamedTuple):
     head_energies
         :math:`\int \mathbb E\|P\|^2` of what every head of every layer adds to the cone channel.
     terminal_contrast
-        :math:`\mathsf R_{\rm res}` over :math:`\mathbb E\|P_T\|^2`'s mean, with the standard error
-        over examples of its numerator.
+        :math:`\mathsf R_{\rm res}` over :math:`\mathbb E\|P_T\|^2`'s mean, a ratio of means, with
+        its standard error over examples to first order; infinite for one.
     certificates
         The paper's criteria, of the flow from depth k on. Of contexts of several lengths those
         alone that average over the regions of each.
@@ -336,12 +337,16 @@ def _average(
     energies = measurements["energy"]
     products = measurements["products"]
     contrasts = products[:, 2, 0, 0] - products[:, 1, 0, 0]
+    sizes = measurements["terminal"]
+    contrast = contrasts.mean() / sizes.mean()
+    # The error of a ratio of means, of which both vary with the contexts.
+    error = sample_mean((contrasts - contrast * sizes) / sizes.mean()).error
     means = {name: measurements[name].mean(axis=0) for name in AVERAGED}
     return means | {
         "influence": Influence.from_energies(energies, regions, keep_examples=True),
         "without_queries": None if others is None else Influence.from_energies(energies, others),
         "regional": RegionalChannels(products),
-        "terminal_contrast": sample_mean(contrasts / measurements["terminal"].mean()),
+        "terminal_contrast": Estimate(contrast, error),
     }
 
 
@@ -356,6 +361,7 @@ def explanation_table(result: Explanation) -> str:
     without_queries = result.without_queries
     regional = result.regional
     contrast = result.terminal_contrast
+    error = f" ± {float(contrast.error):.3f}" if math.isfinite(contrast.error) else ""
     hops = result.regional_hop_energies
     strengths = boundary_strengths(regional, influence.regions)
     rows = {
@@ -370,7 +376,7 @@ def explanation_table(result: Explanation) -> str:
         f"boundary strengths: primacy {float(strengths.primacy):.4g}, "
         f"recency {float(strengths.recency):.4g}",
         "right-minus-middle contrast of the terminal covector, over its mean: "
-        f"{float(contrast.value):+.3f} ± {float(contrast.error):.3f}",
+        f"{float(contrast.value):+.3f}{error}",
         certificate_table(result.certificates),
     ]
     return "\n".join(lines)

@@ -242,8 +242,11 @@ def test_an_explanation_is_made_of_its_parts():
     averages = np.array([lim.regional_averages(jax.device_put(t), regions) for t in terminal])
     contrasts = (averages[:, 2] - averages[:, 1]) / (terminal.mean())
     np.testing.assert_allclose(explanation.terminal_contrast.value, contrasts.mean(), rtol=1e-10)
-    error = contrasts.std(ddof=1) / np.sqrt(3)
-    np.testing.assert_allclose(explanation.terminal_contrast.error, error, rtol=1e-10)
+    # The delta method, by the covariance of numerator and denominator.
+    covariance = np.cov(averages[:, 2] - averages[:, 1], terminal.mean(axis=1))
+    slopes = np.array([1, -contrasts.mean()]) / terminal.mean()
+    error = np.sqrt(slopes @ covariance @ slopes / 3)
+    np.testing.assert_allclose(explanation.terminal_contrast.error, error, rtol=1e-8, atol=1e-12)
     assert len(explanation.certificates) == 5
     by_head = (heads**2).sum(axis=4).mean(axis=(0, 3))  # equal cells: the integral is the mean
     np.testing.assert_allclose(explanation.head_energies, by_head, rtol=1e-10)
