@@ -183,7 +183,12 @@ def draw_with_errors(
         band = error_band(value, error, log=log)
         axes.fill_between(x, *band, color=style["color"], alpha=0.2, linewidth=0)
         name = f"{name} ± 2 standard errors"
-    axes.plot(x, positive_part(value) if log else value, **style, label=name)
+    axes.plot(x, positive_part(value) if log else value, **style, label=literal(name))
+
+
+def literal(name: str) -> str:
+    """Return a name for matplotlib in which dollars begin no formula."""
+    return name.replace("$", r"\$")
 
 
 def positive_part(values: np.ndarray) -> np.ndarray:

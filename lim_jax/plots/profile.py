@@ -81,11 +81,12 @@ def influence_difference(
     columns = change.regions.grid.nodes, change.density, change.density_error
     _draw_signed(lower, *(np.asarray(column)[has_weight] for column in columns))
     figure_style.shade_boundaries(lower, float(change.regions.delta))
-    lower.set_ylabel(f"{names[1]} minus {names[0]}")
+    lower.set_ylabel(f"{names[1]} minus {names[0]}", parse_math=False)
     lower.set_xlabel(figure_style.POSITION)
     counts = " and ".join(str(int(influence.count)) for influence in compared[:2])
     heading = f"{counts} contexts, {change.pairs or 0} in both"
-    upper.set_title(f"{title}\n{heading}" if title else heading, fontsize=10, wrap=True)
+    heading = f"{title}\n{heading}" if title else heading
+    upper.set_title(heading, fontsize=10, wrap=True, parse_math=False)
     for axes in (upper, lower):
         axes.spines[["top", "right"]].set_visible(False)
     figure_style.legend_below(figure)
@@ -191,8 +192,8 @@ def shares_by_place(result: TwoWayShares, names: Sequence[str], title: str = "")
     for number, (name, row) in enumerate(zip(names, np.asarray(result.table.value), strict=True)):
         style = figure_style.line_style(number)
         style["linewidth"] = 0.7  # below that of any document
-        # In quotation marks, which "any document" has not; dollars would begin a formula.
-        axes.plot(places, row, **style, label=f"“{name}”".replace("$", r"\$"))
+        # In quotation marks, which "any document" has not.
+        axes.plot(places, row, **style, label=figure_style.literal(f"“{name}”"))
     every = {"color": "black", "linewidth": 2}
     figure_style.draw_with_errors(axes, places, *result.by_place, "any document", every, log=False)
     axes.set_xticks(places)

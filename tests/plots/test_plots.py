@@ -15,8 +15,9 @@ from lim_jax.adjoint.certificate import Certificate, Inequality, Premise
 from lim_jax.adjoint.deficits import exact_characterisation
 from lim_jax.plots import influence_profile
 from lim_jax.plots.figure_style import new_figure, save_figure, shade_boundaries
-from lim_jax.plots.profile import shares_by_place
+from lim_jax.plots.profile import influence_difference, shares_by_place, signed_density
 from lim_jax.probes import Estimate
+from lim_jax.results.context_energies import ComparedInfluences
 
 
 def heights(collection):
@@ -154,6 +155,37 @@ def test_no_two_lines_of_a_figure_share_a_colour_a_dash_or_a_marker():
         assert len({style[part] for style in styles}) == 7
     more = [plots.line_style(index) for index in range(20)]
     assert len({(style["color"], style["marker"]) for style in more}) == 20
+
+
+def test_names_are_no_formulas(tmp_path):
+    """Folders that are compared may be called by half of one, or by one that is wrong."""
+    grid = lim.token_grid(5)
+    regions = lim.boundary_regions(grid, 0.2)
+    influence = lim.density.Influence.from_energies(1 + random_states(0, 2, 5) ** 2, regions)
+    names = ("m$x", "a$b_{$")
+    figure, axes = new_figure("density")
+    plots.draw_densities(axes, dict.fromkeys(names, influence))
+    figure.savefig(tmp_path / "densities.png")
+    compared = ComparedInfluences(influence, influence, results.compare(influence, influence))
+    influence_difference(compared, names, "$_{$").savefig(tmp_path / "difference.png")
+
+
+def test_a_profile_of_no_influence_says_so():
+    """The indices are zeros that mean nothing."""
+    regions = lim.boundary_regions(lim.token_grid(10), 0.2)
+    influence = lim.density.Influence.from_energies(jnp.zeros((3, 10)), regions)
+    heading = influence_profile(influence).axes[0].get_title()
+    assert "no influence" in heading and "LIM" not in heading
+
+
+def test_what_is_not_finite_is_refused_by_each_figure_that_would_leave_it_out():
+    grid = lim.token_grid(5)
+    regions = lim.boundary_regions(grid, 0.2)
+    broken = Estimate(jnp.full(5, jnp.nan), jnp.zeros(5))
+    with pytest.raises(ValueError, match="masses: got NaN or infinite values, expected finite"):
+        plots.cone_masses({"network": broken}, regions)
+    with pytest.raises(ValueError, match="density: got NaN or infinite values, expected finite"):
+        signed_density(broken, regions, 2, "a loss")
 
 
 def test_one_example_is_drawn_without_a_band():
