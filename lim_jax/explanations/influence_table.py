@@ -62,15 +62,18 @@ def index_lines(influence: Influence, without_queries: Influence | None) -> list
 
 def _index_line(influence: Influence) -> str:
     """Return LIM and the symmetric contrast in a line, and how many contexts LIM still needs."""
+    if bool(influence.degenerate):
+        return "There is no influence, and so no LIM and no symmetric contrast."
     indices = influence.indices()
     errors = influence.index_errors()
     count = int(influence.count)
     needed = contexts_needed(influence)
     enough = needed is not None and needed <= count
+    within = "10 %" if abs(float(indices.lim)) > 1 else "±0.1"
     more = (
         ""
         if enough or needed is None
-        else (f": two errors within 10 % would take some {needed - count} more contexts")
+        else f": two errors within {within} would take some {needed - count} more contexts"
     )
     error = "" if needed is None else f" ± {float(errors.lim):.3f}"
     if error and bool(influence.alike):

@@ -175,6 +175,8 @@ def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
 def _indices(result: Influence) -> str:
     """Return the gap, LIM and the symmetric contrast in a line, with errors that are finite."""
     indices = result.indices()
+    if bool(result.degenerate):
+        return "no influence, and so no indices"
     errors = result.index_errors()
     names = {"gap": "gap", "lim": "LIM", "symmetric_contrast": "SC"}
     words = []

@@ -303,6 +303,7 @@ def test_of_no_influence_the_queries_hold_no_share():
         influence_of_contexts(nothing, regions), influence_of_contexts(nothing, rest)
     )
     assert len(lines) == 2 and "nan%" not in "".join(lines)
+    assert lines[0] == "There is no influence, and so no LIM and no symmetric contrast."
     assert lines[1].startswith("Without: ")
 
 
@@ -323,6 +324,8 @@ def test_contexts_needed_make_the_interval_as_narrow_as_asked():
         assert float(many.indices().lim) == pytest.approx(1 - middle / 2, abs=3 * width * scale)
     assert contexts_needed(drawn(1, 1.0)) is None
     line = influence_table(drawn(2, 1.0)).splitlines()[-1]
+    assert "two errors within ±0.1 would take some" in line
+    line = influence_table(drawn(2, 20.0)).splitlines()[-1]
     assert "two errors within 10 % would take some" in line
     assert "would take" not in influence_table(drawn(4000, 1.0))
     alike = np.array([[3.0, 1.0, 1.0, 1.0, 2.0]] * 2)
