@@ -51,9 +51,10 @@ def channel_energies(result: Explanation, title: str) -> Figure:
     Raises
     ------
     ValueError
-        If `result` is not an Explanation, or `title` not a string.
+        If `result` is not an Explanation, an energy is NaN or infinite, or `title` is not a string.
     """
     require_kind(result, Explanation, "result", FROM)
+    figure_style.require_drawable(result.channel_energies, "result.channel_energies")
     figure = figure_style.ShownFigure(7, 7)
     upper, middle, lower = figure.subplots(3, sharex=True, height_ratios=(3, 2, 2))
     positions = np.asarray(result.influence.grid.nodes)
@@ -107,9 +108,10 @@ def hop_energies(result: Explanation, title: str) -> Figure:
     Raises
     ------
     ValueError
-        If `result` is not an Explanation, or `title` not a string.
+        If `result` is not an Explanation, an energy is NaN or infinite, or `title` is not a string.
     """
     require_kind(result, Explanation, "result", FROM)
+    figure_style.require_drawable(result.hop_energies, "result.hop_energies")
     figure, axes = figure_style.new_figure(r"mean energy $E\|P(p)\|^2$ (loss$^2$ per state$^2$)")
     positions = np.asarray(result.influence.grid.nodes)
     parts = np.asarray(result.hop_energies)
@@ -149,7 +151,7 @@ def cone_masses(masses: Mapping[str, Estimate], regions: Regions, title: str = "
     ------
     ValueError
         If `regions` is not Regions, `masses` is empty or has another kind of value than an Estimate
-        with a number for each position, or `title` is not a string.
+        with a finite number for each position, or `title` is not a string.
     """
     require_regions(regions)
     require_kind(masses, Mapping, "masses", "Pass them by name.")
@@ -158,6 +160,7 @@ def cone_masses(masses: Mapping[str, Estimate], regions: Regions, title: str = "
     for mass in masses.values():
         require_kind(mass, Estimate, "masses", "Take them from average_cone_mass.")
         require_on_grid(mass.value, regions.grid, "masses", "length")
+        figure_style.require_drawable(mass.value, "masses")
     heading = figure_style.headed(title, regions.grid.size)
     figure, axes = figure_style.new_figure("cone mass C(p) (a density over p)", title=heading)
     positions = np.asarray(regions.grid.nodes)

@@ -95,6 +95,7 @@ def influence_difference(
 
 def signed_density(density: Estimate, regions: Regions, contexts: int, title: str) -> Figure:
     """Draw a signed profile by position; the band is two standard errors to either side."""
+    figure_style.require_drawable(density.value, "density")
     figure, axes = figure_style.new_figure("signed profile (of the loss, per unit of p)")
     grid = regions.grid
     _draw_signed(axes, *map(np.asarray, (grid.nodes, *density)))
@@ -174,9 +175,9 @@ def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
 
 def _indices(result: Influence) -> str:
     """Return the gap, LIM and the symmetric contrast in a line, with errors that are finite."""
-    indices = result.indices()
     if bool(result.degenerate):
         return "no influence, and so no indices"
+    indices = result.indices()
     errors = result.index_errors()
     names = {"gap": "gap", "lim": "LIM", "symmetric_contrast": "SC"}
     words = []

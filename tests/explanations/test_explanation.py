@@ -487,6 +487,13 @@ def test_figures_of_an_explanation_show_its_numbers():
         "local",
         "cross terms",
     ]
+    for name, draw in (
+        ("channel_energies", plots.channel_energies),
+        ("hop_energies", plots.hop_energies),
+    ):
+        broken = explanation._replace(**{name: jnp.nan * getattr(explanation, name)})
+        with pytest.raises(ValueError, match=f"result.{name}: got NaN or infinite values"):
+            draw(broken, "title")
 
 
 @pytest.mark.slow
