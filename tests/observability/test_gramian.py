@@ -202,6 +202,15 @@ def test_penalties_are_weighted_variances():
     mean = np.sum(weights * np.asarray(profile))
     expected = np.sum(weights * (np.asarray(profile) - mean) ** 2)
     np.testing.assert_allclose(trace_penalty(profile, grid), expected, rtol=1e-13)
+@pytest.mark.parametrize("unit", [1e-12, 1.0, 1e12])
+def test_probe_moments_in_float32_scale_with_the_squares_of_the_gramians(unit):
+    """Where the fourth powers of entries leave float32; the penalty is y^2 - 1 of chi^2_1."""
+    gramians = jnp.array([[[0.0]], [[2.0 * unit]]], jnp.float32)
+    moments = gaussian_probe_moments(gramians, lim.token_grid(2, jnp.float32), 1)
+    assert moments.deviation.dtype == jnp.float32
+    np.testing.assert_allclose(np.array(moments) / unit**2, [2, np.sqrt(96)], rtol=1e-5)
+
+
 
 
 def test_reweighting_clips_and_then_renormalises():
