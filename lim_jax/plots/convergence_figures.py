@@ -6,13 +6,14 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from lim_jax._checks import require_several, require_text
+from lim_jax._checks import require, require_several, require_text
 from lim_jax.limits.rows import Curve, Row, grouped
 from lim_jax.plots.figure_style import (
     End,
@@ -21,6 +22,7 @@ from lim_jax.plots.figure_style import (
     legend_below,
     line_style,
     new_figure,
+    positive_part,
 )
 
 AT_MOST = 5  # series in a panel
@@ -185,7 +187,8 @@ def error_against_cost(curves: Sequence[Curve], cost: str) -> Figure:
     Raises
     ------
     ValueError
-        If `curves` is not a sequence of curves, at least one, or `cost` not a string.
+        If `curves` is not a sequence of curves, at least one, one has no positive finite error, or
+        `cost` is not a string.
     """
     require_several(
         curves,
@@ -198,8 +201,18 @@ def error_against_cost(curves: Sequence[Curve], cost: str) -> Figure:
     ends = []
     for index, curve in enumerate(curves):
         style = line_style(index)
-        axes.loglog(curve.costs, curve.errors, **style, label=curve.name)
-        ends.append(End(curve.costs[-1], curve.errors[-1], curve.name, style["color"]))
+        errors = positive_part(np.asarray(curve.errors, float))
+        drawn = np.flatnonzero(np.isfinite(errors))
+        require(
+            drawn.size > 0,
+            "curves",
+            got=f"errors {list(curve.errors)} of {curve.name!r}",
+            expected="a positive finite error in each curve: the axes are logarithmic",
+            cure="Leave out a curve without one.",
+        )
+        axes.loglog(curve.costs, errors, **style, label=curve.name)
+        last = drawn[-1]
+        ends.append(End(curve.costs[last], float(errors[last]), curve.name, style["color"]))
     axes.xaxis.set_minor_formatter(NullFormatter())
     label_ends(axes, ends)
     return figure

@@ -131,6 +131,18 @@ def test_a_study_of_ones_own_is_drawn_as_it_comes():
     assert len(series(axes)) == 2 and axes.get_title() == ""
 
 
+def test_an_error_of_zero_is_not_drawn_and_a_curve_of_none_but_zeros_is_refused(tmp_path):
+    """Its logarithm is none: the name stands at the end of what is drawn."""
+    exact = Curve("exact", (1.0, 2.0, 4.0), (1e-2, 1e-4, 0.0))
+    figure = plots.error_against_cost([exact], "evaluations")
+    figure.savefig(tmp_path / "figure.png")
+    (axes,) = figure.axes
+    assert axes.texts[0].xy == (2.0, 1e-4)
+    np.testing.assert_array_equal(axes.lines[0].get_ydata(), [1e-2, 1e-4, np.nan])
+    with pytest.raises(ValueError, match="curves: got errors .0.0. of 'zero', expected a positive"):
+        plots.error_against_cost([exact, Curve("zero", (1.0,), (0.0,))], "evaluations")
+
+
 def test_costs_are_drawn_with_the_methods_names_at_the_ends():
     curves = [Curve("Euler", (8.0, 16.0), (0.1, 0.05)), Curve("Heun", (16.0, 32.0), (0.02, 0.005))]
     figure = plots.error_against_cost(curves, "evaluations")
