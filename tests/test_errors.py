@@ -37,7 +37,7 @@ from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.adjoint.criteria import recency_survival
 from lim_jax.loss import LocalReadout, last_token
 from lim_jax.observability.gramian import layer_steps
-from lim_jax.paper.simulation import gate_gramians
+from lim_jax.paper.simulation import gate_gramians, gate_influence
 from lim_jax.probes import gaussian_probes, sample_mean
 from lim_jax.report.wording import verdict
 from lim_jax.training import (
@@ -593,6 +593,10 @@ STATIC = {
     ),
     "gates of another length": (
         lambda: gate_gramians(full(4, 0.0)),
+        r"gates: got shape \(4,\), expected \(48,\)",
+    ),
+    "gates of another length in an influence": (
+        lambda: gate_influence(full(4, 0.0)),
         r"gates: got shape \(4,\), expected \(48,\)",
     ),
     "a size that an export leaves open, with checks": (

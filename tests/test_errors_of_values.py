@@ -16,7 +16,7 @@ from lim_jax._errors import translate_errors
 from lim_jax._jit import filter_jit
 from lim_jax.adjoint.terminal_covectors import readout_support
 from lim_jax.grid import cell_embedding
-from lim_jax.paper.simulation import gate_gramians
+from lim_jax.paper.simulation import gate_gramians, gate_influence
 from lim_jax.training import (
     Penalty,
     fourth_moments,
@@ -203,6 +203,7 @@ TRACED = {
         "loss: got NaN",
     ),
     "gramians of such gates": (lambda: gate_gramians(full(48, -np.inf)), "gates: got NaN"),
+    "an influence of such gates": (lambda: gate_influence(full(48, -np.inf)), "gates: got NaN"),
     "a shift of no parameters": (
         lambda: training.parameter_shift(sum_of_cubes, sum_of_cubes, full(3, np.nan), 1.0),
         "params: got NaN or infinite",

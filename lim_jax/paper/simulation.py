@@ -83,6 +83,9 @@ def _loss(params: tuple[PerPosition, PerPosition], x: State, y: None) -> Scalar:
 @cached_jit
 def gate_influence(gates: PerPosition, weights: PerPosition | None = None) -> Influence:
     """Return the positional influence of the gated flow: one example, since its loss is linear."""
+    require_on_grid(gates, GRID, "gates", "length")
+    # At minus infinity a position would be cut off without a word.
+    gates = error_if_not_finite(gates, "gates")
     weights = jnp.ones_like(gates) if weights is None else weights
     batch = jnp.zeros((1, LENGTH, WIDTH)), None
     return influence(_loss, (gates, weights), batch, GRID, boundary_regions(GRID, DELTA))
