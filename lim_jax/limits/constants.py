@@ -24,6 +24,7 @@ from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import unit_profile
 from lim_jax.network.regularity import HARDY, field_regularity, hardy_bound
 from lim_jax.network.slots import State
+from lim_jax.probes import deviation_of
 
 
 class DepthProfile(NamedTuple):
@@ -431,6 +432,6 @@ def time_slopes(
     def slope(time: Array) -> Array:
         """Compute the norm of the rate's derivative in time."""
         change = jax.jvp(rate, (time,), (jnp.ones_like(time),))[1]
-        return jnp.sqrt(inner(change, change, grid))
+        return deviation_of(inner(change, change, grid))
 
     return jax.vmap(slope)(times)

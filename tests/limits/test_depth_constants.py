@@ -118,6 +118,17 @@ def test_the_constants_of_a_matrix_are_its_norm_and_the_states():
     assert rising.on_layers(1e3) == np.inf
 
 
+def test_a_slope_in_time_of_zero_has_the_derivative_zero():
+    """The rate t^2 x has the slope 2 t |x|, whose derivative in the size of x is 0 at t = 0."""
+    flow = lim.ContinuousFlow(lambda time: lambda x, context, grid: time**2 * x)
+
+    def slopes(size):
+        x = size * jnp.ones((3, 1))
+        return lim.limits.time_slopes(flow, x, lim.token_grid(3), jnp.array([0.0, 1.0]))
+
+    np.testing.assert_allclose(jax.jacrev(slopes)(2.0), [0, 2], rtol=1e-14)
+
+
 def test_a_field_changes_within_a_piece_of_its_control_by_no_more_than_its_slope():
     """`eq:depth-time-consistency`, on pairs of times of one piece, by differences in NumPy."""
     # `prop:transformer-lipschitz`.
