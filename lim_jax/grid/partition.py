@@ -38,13 +38,15 @@ class Regions(eqx.Module):
         """Raise ValueError if a region has no node."""
         names = zip(REGIONS, self._host_weights(), strict=True)
         empty = " and ".join(name for name, weights in names if not weights.any())
+        overlap = ', or convention="overlap"' if self.convention == "points" else ""
+        fewer = ", or leave fewer positions out" if self.left_out else ""
         require(
             not empty,
             "regions",
             got=f"no node in the {empty} region of {self.grid.size} positions at delta = "
             f"{self.delta}, {len(self.left_out)} of them left out",
             expected="at least one node in each region",
-            cure='Take a larger delta, a longer context, or convention="overlap".',
+            cure=f"Take a larger delta or a longer context{overlap}{fewer}.",
         )
 
     @property

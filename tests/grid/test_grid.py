@@ -133,6 +133,16 @@ def test_point_regions_are_those_of_exact_arithmetic(kind, size, thousandths):
     np.testing.assert_array_equal(np.asarray(regions.weights) > 0, expected)
 
 
+def test_the_cure_of_an_empty_region_is_nothing_that_is_in_force_already():
+    grid = lim.token_grid(5)
+    with pytest.raises(ValueError, match="convention") as by_points:
+        lim.boundary_regions(grid, 0.1, "points")
+    assert "left out" in str(by_points.value) and "fewer" not in str(by_points.value)
+    with pytest.raises(ValueError, match="or leave fewer positions out") as by_overlap:
+        lim.boundary_regions(grid, 0.2).without([4])
+    assert "convention" not in str(by_overlap.value)
+
+
 def test_floats_would_have_erred():
     """At L = 50 and delta = 0.18 token 41 stands exactly on the boundary 0.82."""
     # `eq:discrete-right-middle-sets`.
