@@ -355,6 +355,9 @@ def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Ar
     if isinstance(step, int | float):
         step = as_nonnegative(as_finite(step, "step"), "step", LEFT_OUT)
         return jnp.full(layers, step, observed.dtype)
+    # Under jit NumPy's whole numbers are arrays.
+    if isinstance(step, Array) and not step.ndim and jnp.issubdtype(step.dtype, jnp.integer):
+        step = step.astype(observed.dtype)
     require_floating(step, "step", cure=ONE_EACH)
     got = f"shape {step.shape}"
     expected = f"a number, or shape {layers}"

@@ -133,6 +133,17 @@ def test_condition_numbers_do_not_see_a_factor_at_each_position():
     np.testing.assert_allclose(several[1], several[0], rtol=1e-9)
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.float32, np.float64])
+def test_a_weight_of_layers_may_be_a_number_of_numpy(kind, as_users_run):
+    """It weighs as Python's own number does."""
+
+    def observations(x):
+        return x.reshape(1, -1)
+
+    gramians = observability_gramians(observations, jnp.ones((2, 1)), kind(2))
+    np.testing.assert_array_equal(gramians, 2 * np.ones((2, 1, 1)))
+
+
 def test_the_deviation_of_equal_gramians_is_zero_and_so_is_its_derivative():
     equal = jnp.ones((2, 3, 3))
     moments = jax.jit(lambda gramians: gaussian_probe_moments(gramians, lim.token_grid(2), 1))
@@ -191,6 +202,15 @@ def test_the_deviation_of_many_probes_is_that_of_a_linear_form():
     np.testing.assert_allclose(deviation, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("unit", [1e-12, 1.0, 1e12])
+def test_probe_moments_in_float32_scale_with_the_squares_of_the_gramians(unit):
+    """Where the fourth powers of entries leave float32; the penalty is y^2 - 1 of chi^2_1."""
+    gramians = jnp.array([[[0.0]], [[2.0 * unit]]], jnp.float32)
+    moments = gaussian_probe_moments(gramians, lim.token_grid(2, jnp.float32), 1)
+    assert moments.deviation.dtype == jnp.float32
+    np.testing.assert_allclose(np.array(moments) / unit**2, [2, np.sqrt(96)], rtol=1e-5)
+
+
 def test_penalties_are_weighted_variances():
     # `eq:influence-discrepancy-functional`, `eq:true-trace-observability-penalty`.
     grid = lim.graded_grid(5)
@@ -202,15 +222,6 @@ def test_penalties_are_weighted_variances():
     mean = np.sum(weights * np.asarray(profile))
     expected = np.sum(weights * (np.asarray(profile) - mean) ** 2)
     np.testing.assert_allclose(trace_penalty(profile, grid), expected, rtol=1e-13)
-@pytest.mark.parametrize("unit", [1e-12, 1.0, 1e12])
-def test_probe_moments_in_float32_scale_with_the_squares_of_the_gramians(unit):
-    """Where the fourth powers of entries leave float32; the penalty is y^2 - 1 of chi^2_1."""
-    gramians = jnp.array([[[0.0]], [[2.0 * unit]]], jnp.float32)
-    moments = gaussian_probe_moments(gramians, lim.token_grid(2, jnp.float32), 1)
-    assert moments.deviation.dtype == jnp.float32
-    np.testing.assert_allclose(np.array(moments) / unit**2, [2, np.sqrt(96)], rtol=1e-5)
-
-
 
 
 def test_reweighting_clips_and_then_renormalises():
