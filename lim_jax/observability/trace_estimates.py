@@ -115,7 +115,8 @@ def layer_injected_traces(
     With independent isotropic :math:`z_k` at every layer,
     :math:`w = \sum_k\sqrt\varepsilon\,J_k^*C_k^*z_k` has
     :math:`\mathbb E\,\|w_i\|^2 = \mathrm{tr}\,G_i` at every position i. Differentiable in every
-    mode.
+    mode in x and in positive weights of layers; where a weight that is learned may be zero, take
+    `probed_observability`, as the root has no derivative there.
 
     Parameters
     ----------
@@ -391,8 +392,8 @@ def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> Penal
     largest = jax.lax.stop_gradient(jnp.abs(centred).max())
     unit = jnp.where(largest > 0, largest, 1)
     centred = centred / unit
-    products = jnp.einsum("iab,jbc->ijac", centred, centred)
     mean = gramian_traces(centred)
+    products = jnp.einsum("iab,jbc->ijac", centred, centred)
     squares = jnp.einsum("iiac->iac", products)
     second = 2 / probes * jnp.trace(products, axis1=2, axis2=3)
     third = 8 / probes**2 * jnp.einsum("iab,jba->ij", squares, centred)
