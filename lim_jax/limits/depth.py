@@ -22,7 +22,13 @@ from lim_jax.limits.constants import (
     sampled_profile,
 )
 from lim_jax.limits.premises import require_lipschitz, require_resnet_premises
-from lim_jax.limits.refinement import Study, fit_order, refine, rounding_error
+from lim_jax.limits.refinement import (
+    Study,
+    fit_order,
+    refine,
+    require_refinements,
+    rounding_error,
+)
 from lim_jax.limits.schemes import Control, Flows, Scheme, Step, reference_flows
 from lim_jax.network.continuous_flow import ContinuousFlow
 from lim_jax.network.controls import control_distance
@@ -99,8 +105,8 @@ def trajectory_studies(
     Raises
     ------
     ValueError
-        If a `DepthProfile` exceeds what it states, or samples do not bear out what `lipschitz`
-        states.
+        If a `DepthProfile` exceeds what it states, samples do not bear out what `lipschitz` states,
+        or an order is to be claimed from fewer than four depths.
 
     Examples
     --------
@@ -219,8 +225,11 @@ def _scheme_studies(
         proved,
         DepthConstants.between_layers,
     )
-    rates = [scheme.rate(depth, horizon) for depth in depths]
-    claimed = None if constants is None else round(fit_order(depths, rates).value, 2)
+    claimed = None
+    if constants is not None:
+        require_refinements(depths, "depths", "layers")  # the claimed order is fitted to rates
+        rates = [scheme.rate(depth, horizon) for depth in depths]
+        claimed = round(fit_order(depths, rates).value, 2)
 
     def study(label: str, error: Callable, constant: Callable) -> Study:
         """Study one error over all depths, with a bound if the theorem's constants are known."""

@@ -29,7 +29,7 @@ from lim_jax._jit import filter_jit
 from lim_jax.grid.measure import Grid, require_grid
 from lim_jax.limits.attention_error import SMOOTH, PositionField, require_references
 from lim_jax.limits.references import polynomial_twins, reliability_warning
-from lim_jax.limits.refinement import largest, refine, rounding_error
+from lim_jax.limits.refinement import largest, refine, require_refinements, rounding_error
 from lim_jax.limits.rows import Row, names_by_remark, rates_table
 from lim_jax.limits.schemes import Scheme, reference_flows
 from lim_jax.network.continuous_flow import ContinuousFlow
@@ -39,8 +39,6 @@ from lim_jax.network.slots import Field, State
 
 Network = Callable[[State, Grid], PyTree]
 Measure = Callable[[Any, Grid], Any]
-
-LEAST = 4  # a slope through fewer points says nothing
 
 
 class Quantity(NamedTuple):
@@ -381,7 +379,7 @@ def _grids(values: Any, name: str) -> list[Grid]:
 def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
     """Return the grids by size; raise ValueError unless they refine, with rotary keys fixed."""
     grid_list = _grids(grids, "grids")
-    _require_refinements([grid.size for grid in grid_list], "grids", "positions")
+    require_refinements([grid.size for grid in grid_list], "grids", "positions")
     field = network.control(jnp.array(0.0)) if isinstance(network, ContinuousFlow) else network
     masks = jax.tree.leaves(
         field, is_leaf=lambda node: isinstance(node, AttentionMask | SwitchedMask)
@@ -403,17 +401,9 @@ def _by_depth(network: Any, depths: Any, scheme: Scheme) -> dict[int, Network]:
     continuous = isinstance(network, ContinuousFlow)
     require(continuous, "network", got=described(network), expected=expected, cure=cure)
     counts = [as_int(depth, "depths") for depth in _as_list(depths)]
-    _require_refinements(counts, "depths", "layers")
+    require_refinements(counts, "depths", "layers")
     parts = network.horizon, network.profile
     return {depth: scheme.recursion(network.control, depth, *parts) for depth in counts}
-
-
-def _require_refinements(numbers: list[int], name: str, what: str) -> None:
-    """Raise ValueError unless there are enough numbers, each larger than the one before."""
-    finer = len(numbers) >= LEAST and numbers == sorted(set(numbers))
-    expected = f"{LEAST} refinements or more, each finer than the one before"
-    cure = "Pass more, each double the one before: a slope through fewer says nothing."
-    require(finer, name, got=f"{numbers} {what}", expected=expected, cure=cure)
 
 
 def _reference_runs(

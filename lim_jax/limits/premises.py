@@ -90,6 +90,13 @@ def require_resnet_premises(
     `defects`, the largest :math:`\|d_k\|/\varepsilon^2` at each depth
     (`eq:discrete-residual-with-defect`), may grow by a fifth where the depth doubles.
     """
+    require(
+        len(defects) >= 2,
+        "depths",
+        got=f"{list(defects)}",
+        expected="two or more with lipschitz=True, to see whether defects grow",
+        cure="Pass more numbers of layers, each double the one before.",
+    )
     *_, coarse, fine = sorted(defects)
     grown = defects[fine] / max(defects[coarse], rounding * fine**2, np.finfo(float).tiny)
     require(

@@ -10,6 +10,7 @@ from lim_jax._checks import require
 from lim_jax.grid.measure import Grid, require_on_grid
 
 Gap = Float[np.ndarray, "..."]
+LEAST = 4  # a slope through fewer points says nothing
 
 
 class Order(NamedTuple):
@@ -34,13 +35,23 @@ def fit_order(refinements: Sequence[float | int], errors: Sequence[float]) -> Or
     fits &= len(set(numbers[0])) == len(numbers[0])
     expected = "at least four positive errors, each of another refinement"
     cure = "Pass more points, and leave errors of zero out: they have no logarithm."
-    require(numbers.shape[1] >= 4 and bool(fits), "errors", got=got, expected=expected, cure=cure)
+    require(
+        numbers.shape[1] >= LEAST and bool(fits), "errors", got=got, expected=expected, cure=cure
+    )
     x, y = np.log(numbers) * [[1], [-1]]
     design = np.stack([x, np.ones_like(x)], axis=1)
     (slope, intercept), *_ = np.linalg.lstsq(design, y, rcond=None)
     residual = y - design @ (slope, intercept)
     variance = residual @ residual / (len(x) - 2) / np.sum((x - x.mean()) ** 2)
     return Order(float(slope), float(2 * np.sqrt(variance)), float(np.exp(-intercept)))
+
+
+def require_refinements(numbers: Sequence[int], name: str, what: str) -> None:
+    """Raise ValueError unless there are enough numbers, each larger than the one before."""
+    finer = len(numbers) >= LEAST and list(numbers) == sorted(set(numbers))
+    expected = f"{LEAST} refinements or more, each finer than the one before"
+    cure = "Pass more, each double the one before: a slope through fewer says nothing."
+    require(finer, name, got=f"{list(numbers)} {what}", expected=expected, cure=cure)
 
 
 class Study(NamedTuple):

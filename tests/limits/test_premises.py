@@ -290,3 +290,15 @@ def test_a_step_that_is_none_of_eulers_is_known_by_its_defects():
     require_resnet_premises({8: 1e-15, 16: 3e-13}, 1e-14)
     with pytest.raises(ValueError, match="lipschitz: got True, .* grow by the factor"):
         lim.limits.shadowing_study(growing, X, GRID, (4, 8), step=half, lipschitz=True)
+    with pytest.raises(ValueError, match=r"depths: got \[8\], expected two or more"):
+        lim.limits.shadowing_study(growing, X, GRID, (8,), step=half, lipschitz=True)
+
+
+def test_an_order_is_claimed_from_four_depths_or_more():
+    """It is fitted to the theorem's rates, which no message about errors explains."""
+    few = DEPTHS[:2]
+    schemes = {"Euler": lim.limits.Scheme()}
+    with pytest.raises(ValueError, match="depths: got .* layers, expected 4 refinements or more"):
+        lim.limits.trajectory_studies(
+            lambda time: Growth(jnp.array(1.0)), X, GRID, few, schemes, lipschitz=True
+        )
