@@ -90,11 +90,10 @@ def cross_entropy(
     True
     """
     require_on_grid(logits, grid, "logits", "length vocabulary")
-    weights = grid.weights
-    if position_weights is not None:
-        require_on_grid(position_weights, grid, "position_weights", "length")
-        weights = weights * position_weights
-    return _weighted_cross_entropy(logits, labels, weights)
+    if position_weights is None:  # then no weight is zero, which would be treated apart
+        return grid.weights @ _losses(logits, labels, is_query=jnp.array(True))
+    require_on_grid(position_weights, grid, "position_weights", "length")
+    return _weighted_cross_entropy(logits, labels, grid.weights * position_weights)
 
 
 @filter_jit
