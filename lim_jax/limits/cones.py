@@ -136,4 +136,5 @@ def left_cone_mass_study(
 
     averages = {n: float(average(token_grid(n))) for n in {*sizes, *(2 * size for size in sizes)}}
     growth = [averages[2 * n] - averages[n] for n in sizes]
-    return refine("eq:cone-mass", None, sizes, growth, 0.0)
+    study = refine("eq:cone-mass", None, sizes, growth, 0.0)
+    return study._replace(ylabel="growth of the average from n to 2n positions")

@@ -82,6 +82,7 @@ def fourth_moment_studies(
         moments = [getattr(both, name) for both in by_size]
         error = max(float(moment.error) for moment in moments)
         values = [moment.value for moment in moments]
-        return refine("rem:l4-sensitivity-practice", None, sizes, values, error)
+        study = refine("rem:l4-sensitivity-practice", None, sizes, values, error)
+        return study._replace(ylabel="fourth moment (in the quantity's unit)")
 
     return {name: growth(name) for name in ("adjoint", "sensitivity")}

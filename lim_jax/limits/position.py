@@ -382,9 +382,10 @@ def singularity_study(
 
     check, reference = (np.asarray(sizes(gauss_grid(order, panels=200))) for order in (4, 5))
     reference_error = float(np.abs(check - reference).max())
-    return refine(
+    study = refine(
         "eq:adjoint", None, (-np.log(positions)).tolist(), reference.tolist(), reference_error
     )
+    return study._replace(xlabel="log(1/q)", ylabel="size of the input adjoint at q")
 
 
 def input_adjoint_studies(

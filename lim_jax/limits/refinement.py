@@ -65,6 +65,8 @@ class Study(NamedTuple):
     reference_error: float  # of the reference against itself at another resolution
     sampled: bool = False  # a constant is the largest of samples: beyond it nothing is refuted
     rounding: float = 0.0  # by how much rounding may move an error
+    xlabel: str = "refinement n (positions or layers)"  # what refinements and errors are
+    ylabel: str = "error (in the quantity's unit)"
 
     @property
     def order(self) -> Order:

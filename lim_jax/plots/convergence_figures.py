@@ -3,7 +3,7 @@
 import math
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -29,7 +29,6 @@ AT_MOST = 5  # series in a panel
 NARROW = "\u00a0±\u00a0"  # not broken at the end of a line
 GREY = "#666666"
 ERROR = "error (in the quantity's unit)"
-REFINEMENT = "refinement n (positions or layers)"
 
 
 def convergence_rates(rows: Sequence[Row], title: str) -> Figure:
@@ -123,10 +122,15 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], name: str) -> None:
     ticks = sorted({n for row in rows for n in row.study.refinements})
     axes.set_xticks(ticks, [f"{n:.4g}" for n in ticks], fontsize=8)
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel(REFINEMENT, fontsize=8)
-    axes.set_ylabel(ERROR, fontsize=8)
+    axes.set_xlabel(_joined(row.study.xlabel for row in rows), fontsize=8)
+    axes.set_ylabel(_joined(row.study.ylabel for row in rows), fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     label_ends(axes, ends)
+
+
+def _joined(labels: Iterable[str]) -> str:
+    """Join the labels of a panel's studies, each once."""
+    return ", ".join(dict.fromkeys(labels))
 
 
 def _short(name: str, panel: str) -> str:

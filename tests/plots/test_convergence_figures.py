@@ -1,10 +1,12 @@
 """Figures of rates: series, orders, slopes, bounds and names, as they are drawn."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.text import Annotation
 from reference.drawn import assert_nothing_is_cut
 
+import lim_jax as lim
 from lim_jax import plots
 from lim_jax.limits.network_studies import Rates
 from lim_jax.limits.refinement import Study
@@ -131,13 +133,27 @@ def test_a_study_of_ones_own_is_drawn_as_it_comes():
     assert len(series(axes)) == 2 and axes.get_title() == ""
 
 
+def test_axes_say_what_a_study_measured():
+    """Growths, moments and logarithms are no errors over n; a panel of several names all."""
+    study = lim.limits.left_cone_mass_study(
+        lim.limits.averaging_attention(), lambda p: jnp.zeros((p.size, 1)), (5, 10, 15, 20)
+    )
+    (axes,) = plots.convergence_rates([Row("left", study, 0.0)], "cone").axes
+    assert axes.get_ylabel() == "growth of the average from n to 2n positions"
+    assert axes.get_xlabel() == "refinement n (positions or layers)"
+    plain = Row("plain", study._replace(xlabel="n", ylabel="error"), 0.0)
+    (axes,) = plots.convergence_rates([Row("left", study, 0.0), plain], "cone").axes
+    assert axes.get_xlabel() == "refinement n (positions or layers), n"
+
+
 def test_an_error_of_zero_is_not_drawn_and_a_curve_of_none_but_zeros_is_refused(tmp_path):
     """Its logarithm is none: the name stands at the end of what is drawn."""
     exact = Curve("exact", (1.0, 2.0, 4.0), (1e-2, 1e-4, 0.0))
     figure = plots.error_against_cost([exact], "evaluations")
     figure.savefig(tmp_path / "figure.png")
     (axes,) = figure.axes
-    assert axes.texts[0].xy == (2.0, 1e-4)
+    (end,) = [text for text in axes.texts if isinstance(text, Annotation)]
+    assert end.xy == (2.0, 1e-4)
     np.testing.assert_array_equal(axes.lines[0].get_ydata(), [1e-2, 1e-4, np.nan])
     with pytest.raises(ValueError, match="curves: got errors .0.0. of 'zero', expected a positive"):
         plots.error_against_cost([exact, Curve("zero", (1.0,), (0.0,))], "evaluations")
