@@ -62,7 +62,7 @@ def choose_contexts(
 ) -> TimeBudget:
     """Choose how many contexts to explain, by how long a gradient of one takes.
 
-    Without `chosen` as many as make two standard errors of LIM less than 10 %, or as take
+    Without `chosen` as many as make two standard errors of LIM less than 0.1, or as take
     `SECONDS`, at least two. `named` are those of which heads are told too.
     """
 

@@ -25,7 +25,8 @@ OPTIONS = "tokenizer_config.json"
 TEMPLATE_KEY = "chat_template"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 LARGEST_ID = 2**32 - 1  # of the package tokenizers
-MARKS = ("bos", "eos", "unk", "pad")
+# Marks as templates call them, by their names in GGUF.
+MARKS = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 CURE_OF_CHATS = "Take the instructed kind of the model, or ask by a prompt without a chat."
 Header = Mapping[str, Any]  # of a GGUF file, as `gguf_header.read_header` returns it; else empty
 
@@ -145,7 +146,7 @@ def find_chat_template(path: Path, header: Header) -> ChatTemplate | None:
     # ``tokenizer.chat_template``, else that of its folder.
     if isinstance(template := header.get(f"tokenizer.{TEMPLATE_KEY}"), str):
         words = words_of(header)
-        ids = {f"{name}_token": special_id(header, name) for name in MARKS}
+        ids = {f"{mark}_token": special_id(header, name) for name, mark in MARKS.items()}
         marks = {name: words[index] for name, index in ids.items() if index is not None}
         return ChatTemplate(template, marks)
     folder = path.parent if path.suffix == ".gguf" else path

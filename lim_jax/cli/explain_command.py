@@ -84,7 +84,7 @@ def explain(
             an answer the model's own is explained.
         max_length: The most tokens of a context: a text is cut, a longer line is refused.
         contexts: How many contexts to average over. By default as many as make two standard errors
-            of LIM less than 10 %, or as are explained in a minute or so; at least two, if there
+            of LIM less than 0.1, or as are explained in a minute or so; at least two, if there
             are.
         delta: The width of each boundary region.
         depth: The depth of the states that are judged: 0 is the input, k that after k layers.

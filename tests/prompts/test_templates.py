@@ -67,6 +67,15 @@ def test_a_gguf_files_own_template_goes_first(tmp_path):
     assert template_of(*with_header(file)).source == "the folder's"
 
 
+def test_marks_of_a_gguf_file_are_called_as_templates_call_them(tmp_path):
+    """GGUF calls two of them otherwise (gguf's `Keys.Tokenizer`)."""
+    file, header = with_header(write(tmp_path / "own.gguf", "own"))
+    keys = gguf.Keys.Tokenizer
+    template = template_of(file, header | {keys.UNK_ID: 1, keys.PAD_ID: 0})
+    words = header[keys.LIST]
+    assert template.marks["unk_token"] == words[1] and template.marks["pad_token"] == words[0]
+
+
 @pytest.mark.parametrize("number", [3, -1, 2**32 - 1, "1"])
 def test_a_mark_that_is_no_word_of_the_file_is_left_out(tmp_path, number):
     file, header = with_header(write(tmp_path / "own.gguf", "own"))
