@@ -29,11 +29,14 @@ from benchmarks.validation.intervals import Interval
 from benchmarks.validation.prose import sentences_of
 from lim_jax._digest import digest
 from lim_jax._partial_runs import each_once
-from lim_jax.attribution.support import LITTLE, SUPPORTED, UNSUPPORTED, Support
+from lim_jax.attribution.support import LITTLE, SUPPORTED, UNLIKELY, UNSUPPORTED, Support
 from lim_jax.models import LanguageModel
 from lim_jax.prompts import Document
 
-KINDS = ("facts", "keys", "prose")
+SHORT = ("facts", "keys")  # kinds of documents of one sentence
+PROSE = "prose"
+KINDS = (*SHORT, PROSE)
+SEEN = 4  # draws of each kind by whose answers thresholds were chosen
 DOCUMENTS = 5
 TOKENS = 12  # of an own answer, at most
 SENTENCES = 4  # of a document of prose
@@ -94,7 +97,7 @@ def drawn_question(kind: str, seed: int) -> Question:
     return (
         _codes_question(rng, place)
         if kind == "keys"
-        else _facts_question(rng, place, kind == "prose")
+        else _facts_question(rng, place, kind == PROSE)
     )
 
 
@@ -188,7 +191,7 @@ def row_of(
     """Ask for an answer, and return its statistics; ``supported``: whether a document states it."""
     question = drawn_question(kind, seed)
     statements, _ = CONDITIONS[condition]
-    documents = documents_of(question, statements, kind == "prose")
+    documents = documents_of(question, statements, kind == PROSE)
     forced = None if asked == "own" else getattr(question, asked)
     answered = lim.ask(
         model, question.text, documents, answer=forced, answer_tokens=TOKENS, parts="answer"
@@ -219,17 +222,16 @@ def row_of(
         "least": scores[-1],
         "log odds": support.log_odds,
         "without documents": support.log_odds - given,
+        "given without": int(bool(support.given_without)),
     }
 
 
-def ask_all(
-    model: LanguageModel, draws: int, folder: Path, kinds: Sequence[str] = KINDS
-) -> list[dict[str, Any]]:
-    """Every answer of so many draws of each kind; an interrupted run goes on."""
+def ask_all(model: LanguageModel, draws: Mapping[str, int], folder: Path) -> list[dict[str, Any]]:
+    """Every answer of so many draws of each kind, by its name; an interrupted run goes on."""
     rows = {
         f"{kind} {seed} {condition} {asked}": partial(row_of, model, kind, seed, condition, asked)
-        for seed in range(draws)
-        for kind in kinds
+        for kind, count in draws.items()
+        for seed in range(count)
         for condition, (_, answers) in CONDITIONS.items()
         for asked in answers
     }
@@ -290,7 +292,8 @@ def judge_statistic(rows: Sequence[Row], name: str, below: Collection[str]) -> I
 def verdict_of(row: Row) -> str:
     """Return what `lim.ask` says of the answer of a row."""
     log_odds, loss, given = (float(row[name]) for name in ("log odds", "lost", "given"))
-    return Support("", log_odds, loss, given).verdict
+    is_given = bool(int(row["given without"]))
+    return Support("", log_odds, loss, given, given_without=is_given).verdict
 
 
 def verdicts_by_group(rows: Sequence[Row]) -> dict[str, Counter[str]]:
@@ -315,25 +318,26 @@ GROUPS = {
     "elsewhere": "a document has its words, of something else",
     "absent": "no document has its words",
 }
-SHORT = ("facts", "keys")  # kinds of documents of one sentence
 VERDICTS = ("supported", "unclear", "unsupported")
 PAGE = """\
 # Does a document support the answer?
 
 {finding}
 
-`python -m benchmarks.validation.support MODEL` asked {model} {rows} times: {draws} questions of
-each of three kinds (a fact of a person in a sentence, a code of a place, a fact at the end of four
-sentences of prose), with the evidence there, without it, with evidence about another instead, and
-beside a document that contradicts it; for its own answer, the right one and a wrong one. Scores are
-the default of `lim-jax ask`, in log odds on average over the answer's tokens.
+`python -m benchmarks.validation.support MODEL` asked {model} {rows} times: {draws} questions
+of a fact of a person in a sentence, as many of a code of a place, and {prose} of a fact at the end
+of four sentences of prose, with the evidence there, without it, with evidence about another
+instead, and beside a document that contradicts it; for its own answer, the right one and a wrong
+one. Scores are the default of `lim-jax ask`, in log odds on average over the answer's tokens.
 
-What `lim-jax ask` says, by what the documents hold. Its thresholds follow from half of the
-questions, and were rounded with the other half in sight. These are the answers to the other half:
+What `lim-jax ask` says, by what the documents hold. Its thresholds were chosen with the answers to
+the first {seen} questions of each kind in sight. These are the answers to the others:
 
 | documents | the answer | answers | supported | not clear | no document |
 |---|---|---|---|---|---|
 {verdicts}
+
+{own}
 
 How often a statistic of an answer that a document states is above that of one that no document
 states, with 95 % over questions drawn anew:
@@ -354,14 +358,21 @@ document of one sentence states, {missed:.0%} are said to have none, and {right:
 ({count} answers by a small model). `lim-jax ask` takes the document that scores most out of the
 text. Where the answer then loses {supported} of log odds or more, on average over its tokens, the
 document is said to support it; where it loses less than {unsupported}, and all documents together
-give it less than {little}, no document is."""
+give it less than {little}, no document is. An answer whose log odds are below {unlikely} with all
+documents, so that the model would hardly give it, is not said to be supported by one; nor is one
+that it gives without the document too, and to which all documents together give less than
+{little}."""
+BY_ITSELF = """\
+Of the answers that {who} gave, which are what `lim-jax ask` explains unless it is told another,
+{wrong} of {absent} that no document has are said to be supported, and {right} of {stated} that a
+document states."""
 
 
 def page_of(rows: Sequence[Row], model: str) -> str:
     """Write the page: what is said of answers of each group, and how well statistics tell them."""
-    odd = [row for row in rows if int(row["seed"]) % 2]
-    short = verdicts_by_group([row for row in odd if row["kind"] in SHORT])
-    prose = verdicts_by_group([row for row in odd if row["kind"] not in SHORT])
+    judged = [row for row in rows if int(row["seed"]) >= SEEN]
+    short = verdicts_by_group([row for row in judged if row["kind"] in SHORT])
+    prose = verdicts_by_group([row for row in judged if row["kind"] == PROSE])
     stated = short["stated"]
     absent = short["absent"] + prose["absent"]
     return PAGE.format(
@@ -369,16 +380,32 @@ def page_of(rows: Sequence[Row], model: str) -> str:
             wrong=absent["supported"] / absent.total(),
             missed=stated["unsupported"] / stated.total(),
             right=stated["supported"] / stated.total(),
-            count=len(odd),
+            count=len(judged),
             supported=SUPPORTED,
             unsupported=UNSUPPORTED,
             little=LITTLE,
+            unlikely=UNLIKELY,
         ),
         model=model,
+        seen=SEEN,
+        own=own_answers(judged, "the model itself"),
         rows=len(rows),
-        draws=len({row["seed"] for row in rows}),
+        draws=len({row["seed"] for row in rows if row["kind"] in SHORT}),
+        prose=len({row["seed"] for row in rows if row["kind"] == PROSE}),
         verdicts="\n".join([*verdict_lines("one sentence", short), *verdict_lines("prose", prose)]),
         statistics="\n".join(_row_of_statistic(rows, name) for name in STATISTICS),
+    )
+
+
+def own_answers(rows: Sequence[Row], who: str) -> str:
+    """Say what is said of the answers that a model gave itself."""
+    counts = verdicts_by_group([row for row in rows if row["answer"] == "own"])
+    return BY_ITSELF.format(
+        who=who,
+        wrong=counts["absent"]["supported"],
+        absent=counts["absent"].total(),
+        right=counts["stated"]["supported"],
+        stated=counts["stated"].total(),
     )
 
 
@@ -399,7 +426,7 @@ def cell_of(interval: Interval) -> str:
 def _row_of_statistic(rows: Sequence[Row], name: str) -> str:
     """Return a statistic's row of the page: its words, and three times how well it tells."""
     short = [row for row in rows if row["kind"] in SHORT]
-    prose = [row for row in rows if row["kind"] not in SHORT]
+    prose = [row for row in rows if row["kind"] == PROSE]
     found = [
         judge_statistic(short, name, ("absent",)),
         judge_statistic(short, name, ("absent", "elsewhere")),
@@ -420,12 +447,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("model", help="a folder, a GGUF file or a name")
-    parser.add_argument("--draws", type=int, default=16, help="of each kind of question")
+    parser.add_argument("--draws", type=int, default=12, help="of facts, and of keys")
+    parser.add_argument("--prose", type=int, default=6, help="draws of prose, which takes longer")
     parser.add_argument("--out", type=Path, default=Path("support"), help="the folder to write to")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     model = LanguageModel.from_pretrained(options.model)
-    rows = ask_all(model, options.draws, options.out)
+    draws = {**dict.fromkeys(SHORT, options.draws), PROSE: options.prose}
+    rows = ask_all(model, draws, options.out)
     (options.out / "support.csv").write_text(data_file(rows), encoding="utf-8")
     page = page_of(rows_of(options.out / "support.csv"), model.name)
     (options.out / "support.md").write_text(page, encoding="utf-8")

@@ -51,12 +51,13 @@ from benchmarks.validation.support import (
     group_of,
     judge_statistic,
     over_questions,
+    own_answers,
     rows_of,
     verdict_lines,
     verdicts_by_group,
 )
 from lim_jax._jit import filter_jit
-from lim_jax.attribution.support import LITTLE, SUPPORTED, UNSUPPORTED
+from lim_jax.attribution.support import LITTLE, SUPPORTED, UNLIKELY, UNSUPPORTED
 from lim_jax.models import LanguageModel
 from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.small_models import gaussian_model
@@ -81,6 +82,7 @@ COUNTS = (1, 2, 1, 3, 1, 4, 2, 5)
 ABSENT = 2  # facts of a lesson that no document states
 QUESTIONS = 5  # of a lesson, at most
 CONTRADICTED = 0.15  # of lessons: the share in which two documents do
+SEEN = 48  # draws of questions with whose answers in sight thresholds were chosen
 UNSEEN = 1000  # the seed of the first question that judges a network
 TESTS = 512
 END = "<end>"  # the token of id 0
@@ -295,7 +297,7 @@ def answers_of(network: str, draws: int, steps: int, folder: Path) -> list[dict[
     folder.mkdir(parents=True, exist_ok=True)
     model = trained(network, steps, folder)
     about = {"network": network, "right": share_right(model, unseen_lessons())}
-    return [about | row for row in ask_all(model, draws, folder, (KIND,))]
+    return [about | row for row in ask_all(model, {KIND: draws}, folder)]
 
 
 # What each threshold is, by what it is measured on: the quantile of a statistic in a group.
@@ -303,6 +305,7 @@ THRESHOLDS = {
     f"loss from which a document supports it, {SUPPORTED}": ("lost", "absent", 0.95),
     f"loss below which none may, {UNSUPPORTED}": ("lost", "stated", 0.05),
     f"sum of all documents below which none does, {LITTLE}": ("given", "stated", 0.05),
+    f"log odds below which none is said to, {UNLIKELY}": ("log odds", "stated", 0.05),
 }
 BELOW = {
     "no document has its words": ("absent",),
@@ -320,14 +323,20 @@ learns to say “unknown”, and the other to guess. They give the answers to {r
 prompts whose documents state it. They are asked what [{published} was asked](support.md) of such
 documents, {rows} times: with the evidence there, without it, with evidence about another person,
 and beside a document that contradicts it; for their own answer, the right one and a wrong one.
-Where there is evidence about another person, {copied} of their {own} own answers are taken from it:
-they heed what is asked of a person more than who it is.
+Where there is evidence about another person, {copied} of their {of_another} own answers are taken
+from it: they heed what is asked of a person more than who it is.
 
-What `lim-jax ask` says of all these answers, by thresholds that were set on {published}:
+What `lim-jax ask` says of the answers to {judged} of the {draws} questions. Its thresholds were set
+on {published}; but the rules on answers that a model would hardly give, or gives without the
+document too, were chosen with these networks' answers to the other {seen} in sight:
 
 | the network | the answer | answers | supported | not clear | no document |
 |---|---|---|---|---|---|
 {verdicts}
+
+{own} Without these two rules {without} of those that no document has would be called supported:
+most are wrong answers that the first network was made to give, which become still less likely
+without a document.
 
 How often a statistic of an answer that a document states is above that of another answer, with 95 %
 over questions drawn anew:
@@ -338,8 +347,8 @@ over questions drawn anew:
 
 The thresholds that each would have set, {published} on its facts and codes of one sentence: of
 answers whose words no document has, one in twenty loses more than the first; of those that a
-document states, one in twenty loses less than the second, and is given less than the third by all
-documents together.
+document states, one in twenty loses less than the second, one is given less than the third by all
+documents together, and one has lower log odds than the fourth.
 
 | threshold, in log odds | {models} |
 |---|---|---|---|
@@ -359,9 +368,8 @@ those of odd number. The lesser is that of what the answer loses and what all do
 answer is a row of [trained_support.csv](trained_support.csv) or of [support.csv](support.csv).
 """
 FINDING = """\
-**On two small networks, thresholds that were set on another model call {wrong} of answers that no
-document has supported; of answers that a document states they call {missed} unsupported, and
-{right} supported.**"""
+**Of two small networks' answers that no document has, {wrong} are said to be supported by one; of
+answers that a document states, {missed} are said to have none, and {right} to have one.**"""
 COMBINED = """\
 Over what the answer loses alone, a regression of three statistics gains more than nothing by its
 interval in {regression} of {count} comparisons, and the lesser of two statistics in {lesser}. A
@@ -373,8 +381,12 @@ def page_of(rows: Sequence[Row], published: Sequence[Row]) -> str:
     """Write the page of the networks' answers, with those of the published model beside them."""
     networks = {name: [row for row in rows if row["network"] == name] for name in NETWORKS}
     models = {PUBLISHED: [row for row in published if row["kind"] in SHORT], **networks}
-    counts = {name: verdicts_by_group(answers) for name, answers in networks.items()}
-    own = [row for row in rows if (row["documents"], row["answer"]) == ("other", "own")]
+    judged = [row for row in rows if int(row["seed"]) >= SEEN]
+    counts = _counts_by_network(judged)
+    as_likely = {"log odds": 0.0, "given without": 0}  # of which neither rule refuses any
+    without_rules = _counts_by_network([{**row, **as_likely} for row in judged])
+    draws = len({row["seed"] for row in rows})
+    of_another = [row for row in rows if (row["documents"], row["answer"]) == ("other", "own")]
     comparisons = [
         Comparison(name, words, *_compared(with_combinations(answers), BELOW[words]))
         for name, answers in models.items()
@@ -392,8 +404,13 @@ def page_of(rows: Sequence[Row], published: Sequence[Row]) -> str:
         right=" and ".join(f"{float(answers[0]['right']):.0%}" for answers in networks.values()),
         published=PUBLISHED,
         rows=len(rows),
-        copied=sum(group_of(row) == "elsewhere" for row in own),
-        own=len(own),
+        draws=draws,
+        judged=draws - SEEN,
+        seen=SEEN,
+        own=own_answers(judged, "the networks themselves"),
+        without=_shares(without_rules, "absent", "supported"),
+        copied=sum(group_of(row) == "elsewhere" for row in of_another),
+        of_another=len(of_another),
         verdicts="\n".join(line for name in networks for line in verdict_lines(name, counts[name])),
         columns=" | ".join(f"{name}: {words}" for name in networks for words in BELOW),
         statistics="\n".join(
@@ -443,6 +460,14 @@ def _compared(rows: Sequence[Row], below: Collection[str]) -> list[Interval]:
     return judged
 
 
+def _counts_by_network(rows: Sequence[Row]) -> dict[str, dict[str, Counter[str]]]:
+    """Count what is said of each network's answers, by their groups."""
+    return {
+        name: verdicts_by_group([row for row in rows if row["network"] == name])
+        for name in NETWORKS
+    }
+
+
 def _shares(counts: Mapping[str, Mapping[str, Counter[str]]], group: str, verdict: str) -> str:
     """Return each network's share of a verdict among the answers of a group."""
     return " and ".join(
@@ -470,7 +495,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--draws", type=int, default=24, help="of questions")
+    parser.add_argument("--draws", type=int, default=72, help="of questions")
     parser.add_argument("--steps", type=int, default=STEPS, help="of training")
     parser.add_argument("--out", type=Path, default=Path("support"), help="the folder to write to")
     options = parser.parse_args()

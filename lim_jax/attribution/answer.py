@@ -147,9 +147,9 @@ class Answer(NamedTuple):
     def _answered_without(self) -> str:
         """What the model answers without the document that scores most; empty where unknown."""
         without = None if self.support is None else self.support.answer_without
-        if without is None:
+        if self.support is None or without is None:
             return ""
-        if without == self.shown:
+        if self.support.given_without:
             alike = "begins its answer alike" if self.cut else "gives the same answer"
             return f"The model then {alike}."
         if not without:

@@ -291,12 +291,14 @@ def answer_question(model: LanguageModel, prompt: ReadQuestion, run: Run) -> Ans
     if prompt.reads_sets(len(answer)):
         together = read_together(network, context, scores, loss, run.within("sets"))
     support = support_of_answer(network, context, scores, loss, run.within("support"), together)
+    text = answer_text(context, model.tokenizer)
     if support is not None and isinstance(prompt.read, PromptOnly):
-        text = answer_without(model, prompt, context, support.name, run)
-        support = support._replace(answer_without=text)
+        without = answer_without(model, prompt, context, support.name, run)
+        is_given = without == shown_answer(text, context.cut)
+        support = support._replace(answer_without=without, given_without=is_given)
     return Answer(
         question=question.question,
-        text=answer_text(context, model.tokenizer),
+        text=text,
         foil=prompt.line.foil.strip(),
         cut=context.cut,
         method=prompt.method_name,

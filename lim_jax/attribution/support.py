@@ -10,11 +10,11 @@ from lim_jax.density.adjoints import Loss
 from lim_jax.models.causal import CausalLM
 from lim_jax.prompts.contexts import Context
 
-# Log odds, on average over an answer's tokens, of SmolLM2-135M in `docs/study/support.md`. Of
-# answers whose words no document has, one in twenty loses `SUPPORTED` or more without the document
-# that scores most. Of answers that a document of one sentence states, one in twenty loses less than
-# `UNSUPPORTED`, and is given less than `LITTLE` by all documents together. Down to minus `AGAINST`
-# score documents that say nothing of the answer.
+# Log odds, on average over an answer's tokens, chosen by the first answers of SmolLM2-135M in
+# `docs/study/support.md`. Of those whose words no document has, one in twenty lost `SUPPORTED` or
+# more without the document that scores most. Of those that a document of one sentence states, one
+# in twenty lost less than `UNSUPPORTED`, and was given less than `LITTLE` by all documents
+# together. Down to minus `AGAINST` scored documents that say nothing of the answer.
 SUPPORTED = 1.0
 UNSUPPORTED = 0.5
 LITTLE = 1.0
@@ -47,6 +47,9 @@ class Support(NamedTuple):
     answer_without
         What the model answers without the document, in one line, empty for nothing; None where the
         answer was not its own.
+    given_without
+        Whether that is the answer itself, or begins as one that was cut; None where it was not the
+        model's own.
     """
 
     name: str
@@ -55,18 +58,21 @@ class Support(NamedTuple):
     total_effect: float | None
     loss_without_copies: float | None = None
     answer_without: str | None = None
+    given_without: bool | None = None
 
     @property
     def verdict(self) -> Verdict:
         """Whether a document supports the answer: "supported", "unclear" or "unsupported".
 
-        An answer that the model would hardly give is never supported. Where two documents state it,
-        it loses little without one, and they give it much together: so it is never unsupported by a
-        method that does not say what all documents give.
+        An answer that the model would hardly give is never supported, nor one that it gives without
+        the document too, though all documents together give it little. Where two documents state
+        it, it loses little without one, and they give it much together: so it is never unsupported
+        by a method that does not say what all documents give.
         """
-        if max(self.loss, self.loss_without_copies or 0.0) >= SUPPORTED:
-            return "unclear" if self._is_unlikely else "supported"
         little = self.total_effect is not None and self.total_effect < LITTLE
+        if max(self.loss, self.loss_without_copies or 0.0) >= SUPPORTED:
+            needs_none = little and self.given_without
+            return "unclear" if needs_none or self._is_unlikely else "supported"
         return "unsupported" if little and self.loss < UNSUPPORTED else "unclear"
 
     @property
@@ -101,6 +107,7 @@ class Support(NamedTuple):
             "loss": self.loss,
             "loss_without_copies": self.loss_without_copies,
             "answer_without": self.answer_without,
+            "given_without": self.given_without,
         }
 
 

@@ -60,6 +60,17 @@ def test_an_answer_that_the_model_would_hardly_give_is_not_said_to_be_supported(
     assert Support("guide", hardly, 0.1, 0.2).verdict == "unsupported"
 
 
+def test_an_answer_that_is_given_without_the_document_too_is_not_said_to_be_supported():
+    """Unless all documents give it much: then others may state it too."""
+    again = Support("guide", 1.25, 9.0, LITTLE - 0.01, given_without=True)
+    assert again.verdict == "unclear"
+    assert again._replace(given_without=False).verdict == "supported"
+    assert again._replace(given_without=None).verdict == "supported", "it was not its own"
+    assert again._replace(total_effect=LITTLE).verdict == "supported"
+    assert again._replace(total_effect=None).verdict == "supported", "nothing says that"
+    assert again._replace(loss=0.1).verdict == "unsupported"
+
+
 def test_the_finding_says_why_an_answer_is_not_supported():
     assert Support("guide", UNLIKELY, 5.19, 4.93).finding == (
         "Without “guide” in the text the answer loses 5.19 of log odds."
@@ -192,15 +203,17 @@ def test_ask_says_whether_a_document_supports_the_answer(method):
         "loss": answered.support.loss,
         "loss_without_copies": None,  # this method tells of no copies
         "answer_without": None,  # it was not the model's own
+        "given_without": None,
     }
     told = answered.support._replace(
-        log_odds=-2.0, loss_without_copies=1.5, answer_without="He"
+        log_odds=-2.0, loss_without_copies=1.5, answer_without="He", given_without=False
     ).record()
     assert told == record | {
         "verdict": "supported",
         "log_odds": -2.0,
         "loss_without_copies": 1.5,
         "answer_without": "He",
+        "given_without": False,
     }
     assert answered.support.finding in answered.finding
     beside = lim.ask(model, "Who sang?", DOCUMENTS, answer="It", foil="He", method=method)
@@ -223,16 +236,26 @@ def test_what_is_answered_without_the_document_is_said_after_what_the_answer_los
     support = Support("guide", 0.5, 2.0, 4.0)
     model = LanguageModel(byte_network(96, depth=1, seed=3))
     answered = lim.ask(model, "Who sang?", DOCUMENTS, answer="It")
-    found = answered._replace(support=support._replace(answer_without=without)).finding
+    asked = support._replace(answer_without=without, given_without=without == "It")
+    found = answered._replace(support=asked).finding
     told = f" {support.finding} {sentence}".rstrip()
     assert f"{told} All documents together" in found
-    cut = answered._replace(cut=True, support=support._replace(answer_without="It...")).finding
+    alike = support._replace(answer_without="It...", given_without=True)
+    cut = answered._replace(cut=True, support=alike).finding
     assert "The model then begins its answer alike." in cut, "what follows is not known"
     assert ("The model then" in found) == (without is not None)
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"), [(b" So.\0", "So."), (b" So", "So..."), (b"\0", ""), (b"S o.", "S o...")]
+    ("said", "shown"),
+    [
+        (b" So.\0", "So."),
+        (b" So", "So..."),
+        (b"\0", ""),
+        (b"S o.", "S o..."),
+        (b" It\0", "It"),  # as the whole is answered
+        (b" It", "It..."),
+    ],
 )
 def test_the_model_answers_the_text_without_the_document_that_scores_most(said, shown, monkeypatch):
     """As it answered the whole: so many tokens at most, the same ends, and arrays of one size."""
@@ -248,6 +271,7 @@ def test_the_model_answers_the_text_without_the_document_that_scores_most(said, 
     answered = lim.ask(model, "Who sang?", DOCUMENTS, answer_tokens=7)
     assert answered.text == "It" and answered.support is not None
     assert answered.support.answer_without == shown
+    assert answered.support.given_without == (shown == "It")
     (whole, *options), (left, *others) = calls
     number = int(answered.support.name.removeprefix("document ")) - 1
     text = DOCUMENTS[number].encode()
@@ -255,6 +279,19 @@ def test_the_model_answers_the_text_without_the_document_that_scores_most(said, 
     taken_out = answered.context.spans[number].positions
     assert left == whole[: taken_out[0]] + whole[taken_out[-1] + 1 :]
     assert options == others == [7, (0,), 64]
+
+
+def test_an_answer_that_was_cut_is_given_without_the_document_where_that_begins_alike(monkeypatch):
+    model = LanguageModel(byte_network(96, depth=1, seed=3), end_ids=(0,))
+
+    def answer(network, ids, tokens, end, *, padding, prefix=None):
+        return jax.device_put(np.array([*b" It"], np.int32))
+
+    monkeypatch.setattr(own_answers, "answer", answer)
+    monkeypatch.setattr(questions.generation, "answer", answer)
+    answered = lim.ask(model, "Who sang?", DOCUMENTS, answer_tokens=7)
+    assert answered.cut and answered.support is not None
+    assert answered.support.answer_without == "It..." and answered.support.given_without
 
 
 def test_an_answer_without_a_document_ends_as_one_in_a_chat_does(monkeypatch):

@@ -83,16 +83,18 @@ def test_a_statistic_is_compared_between_groups_and_its_interval_holds_it():
     assert support.judge_statistic(second, "lost", ("elsewhere",)).value == 0
 
 
-def test_the_page_counts_verdicts_on_the_other_half_of_the_questions():
-    """Of each kind four seeds are odd; of two kinds documents are of one sentence."""
-    columns = dict.fromkeys(support.STATISTICS, 0.0)
+def test_the_page_counts_verdicts_on_questions_that_chose_no_threshold():
+    """Of each kind four seeds of eight; of two kinds documents are of one sentence."""
+    columns = dict.fromkeys(support.STATISTICS, 0.0) | {"answer": "own", "given without": 0}
     page = support.page_of([columns | row for row in made_rows()], "a model")
-    assert "asked a model 96 times: 8 questions" in page
+    assert "asked a model 96 times: 8 questions\nof a fact" in page
+    assert "of a place, and 8 of a fact at the end" in page
     assert "| one sentence | a document states it | 8 | 8 | 0 | 0 |" in page
     assert "| one sentence | no document has its words | 16 | 0 | 0 | 16 |" in page
     assert "| prose | a document has its words, of something else | 4 | 0 | 4 | 0 |" in page
     assert "0% are said to be supported by one" in page and "100% to have one**" in page
-    assert "(48 answers by a small model)" in page
+    assert "(48 answers by a small model)" in page and "the first 4 questions" in page
+    assert "0 of 24 that no document has are said to be supported, and 12 of 12 that" in page
 
 
 def test_the_page_is_that_of_its_table():

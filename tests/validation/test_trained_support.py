@@ -143,7 +143,7 @@ def made_rows(seeds=8):
     What the stated one loses is 2 in one network, and 0.4 in the other, to which documents give
     little of the even numbers.
     """
-    numbers = dict.fromkeys(support.STATISTICS, 0.0)
+    numbers = dict.fromkeys([*support.STATISTICS, "given without"], 0)
     return [
         numbers
         | {
@@ -165,7 +165,9 @@ def made_rows(seeds=8):
     ]
 
 
-def test_the_page_says_what_the_table_holds():
+def test_the_page_says_what_the_table_holds(monkeypatch):
+    """Verdicts are of four of the eight questions of each kind."""
+    monkeypatch.setattr(trained_support, "SEEN", 4)
     rows = made_rows()
     published = [
         row | {"lost": 5.0 + row["seed"] / 100} for row in rows if row["network"] == GUESSES
@@ -175,11 +177,14 @@ def test_the_page_says_what_the_table_holds():
     )
     assert "give the answers to 50% and 75% of 512 other" in page
     assert "documents, 96 times" in page and "28 of their 56 own answers" in page
-    assert "| says unknown | a document states it | 16 | 16 | 0 | 0 |" in page
-    assert "| guesses | a document states it | 16 | 0 | 8 | 8 |" in page
-    assert "| guesses | no document has its words | 16 | 0 | 0 | 16 |" in page
-    assert "call 0% and 0% of answers that no\ndocument has supported" in page
-    assert "they call 0% and 50% unsupported, and\n100% and 0% supported.**" in page
+    assert "the answers to 4 of the 8 questions" in page and "answers to the other 4 in" in page
+    assert "| says unknown | a document states it | 8 | 8 | 0 | 0 |" in page
+    assert "| guesses | a document states it | 8 | 0 | 4 | 4 |" in page
+    assert "| guesses | no document has its words | 8 | 0 | 0 | 8 |" in page
+    assert "that no document has, 0% and 0% are said to be supported by one" in page
+    assert "states, 0% and 50% are said to have none, and 100% and 0% to have one.**" in page
+    assert "0 of 16 that no document has are said to be supported, and 0 of 0 that" in page
+    assert "Without these two rules 0% and 0% of those that no" in page
     whole = "1.00 (1.00 to 1.00)"
     half = "0.50 (0.50 to 0.50)"
     assert f"is taken out | {' | '.join([whole] * 4)} |" in page
@@ -195,6 +200,26 @@ def test_the_page_says_what_the_table_holds():
         np.testing.assert_allclose(cells, expected, atol=0.02, err_msg=words)
     assert "in 2 of 6 comparisons, and the lesser of two statistics in 2." in page
     assert f"| SmolLM2-135M | no document has its words | {half} | {whole} |" in page
+
+
+def test_the_page_says_what_the_rules_on_unlikely_and_needless_answers_refuse(monkeypatch):
+    """Answers of all kinds would be supported but for these rules, which refuse half."""
+    monkeypatch.setattr(trained_support, "SEEN", 4)
+    refused = {GUESSES: {"log odds": -4.0}, SAYS_UNKNOWN: {"given without": 1}}
+    rows = [
+        {**row, "lost": row["lost"] + 2, "given": row["given"] / 100, "log odds": 0.5}
+        | (refused[str(row["network"])] if row["seed"] % 2 else {})
+        | {"answer": "own" if row["supported"] else "wrong"}
+        for row in made_rows()
+    ]
+    published = [row for row in rows if row["network"] == GUESSES]
+    page = trained_support.page_of(rows, published)
+    for network in trained_support.NETWORKS:
+        assert f"| {network} | a document states it | 8 | 4 | 4 | 0 |" in page
+        assert f"| {network} | no document has its words | 8 | 4 | 4 | 0 |" in page
+    assert "0 of 0 that no document has are said to be supported, and 8 of 16 that" in page
+    assert "Without these two rules 100% and 100% of those that no" in page
+    assert "| log odds below which none is said to, -3.5 | -4.00 (-4.00 to " in page
 
 
 def test_the_page_is_that_of_its_tables():
