@@ -220,7 +220,7 @@ def convergence_study(
         require(not bad, what, got=", ".join(bad), expected=expected, cure=cure)
         limit_error = error(check.on(finest, name, quantity.order), finest)
         order = None if quantity.order is None else float(quantity.order)
-        magnitudes = np.abs(np.asarray(observed[len(runs) - 1][name]))
+        magnitudes = np.asarray(np.abs(observed[len(runs) - 1][name]))
         study = refine(
             quantity.source,
             order,

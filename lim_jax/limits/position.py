@@ -27,7 +27,7 @@ from lim_jax.limits.attention_error import (
     require_references,
 )
 from lim_jax.limits.premises import require_lipschitz
-from lim_jax.limits.refinement import Study, refine
+from lim_jax.limits.refinement import Study, refine, rounding_error
 from lim_jax.loss.losses import cross_entropy
 from lim_jax.loss.readouts import LinearReadout, TokenwiseReadout
 from lim_jax.network.flow import ResidualFlow
@@ -114,6 +114,7 @@ def loss_study(
     grids = [*map(make_grid, sizes), *references]
     values = filter_jit(lambda grids: [loss(grid) for grid in grids])(grids)
     *losses, check_loss, expected = map(float, values)
+    rounding = rounding_error(np.asarray(values[-1]), abs(expected))
     premises = lipschitz and make_grid is token_grid
     slope = _largest_slope(density) if premises else math.nan
     return refine(
@@ -124,6 +125,7 @@ def loss_study(
         abs(check_loss - expected),
         (lambda size: slope / size) if premises else None,
         sampled=True,
+        rounding=rounding,
     )
 
 
