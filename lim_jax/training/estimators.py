@@ -128,9 +128,10 @@ class Estimator:
         return moving_average(previous, statistic, memory)
 
 
-# What these docstrings document is the call of an `Estimator`, not the function that they stand in.
+# Each function below is the second step of an `Estimator`: its energies are means over examples.
+# Its docstring is that of the estimator, which is called with the energies of every example.
 @partial(Estimator, lambda energies, weights, epsilon: energies.mean(axis=0))
-def balanced_density(mean: Places, weights: Places, epsilon: Scalar | float) -> Places:  # noqa: D417
+def balanced_density(energies: Places, weights: Places, epsilon: Scalar | float) -> Places:
     r"""Estimate the density as Algorithm 1 does, :math:`\hat m = \hat I/(\hat Z + \epsilon_{inf})`.
 
     An `Estimator`, the default of a `Penalty`. Its statistic is the mean :math:`\hat I` of the
@@ -169,7 +170,7 @@ def balanced_density(mean: Places, weights: Places, epsilon: Scalar | float) -> 
     >>> balanced_density(energies, weights, epsilon=0.0).round(3).tolist()
     [0.2, 1.8]
     """
-    return over_total(mean, weights @ mean, epsilon)
+    return over_total(energies, weights @ energies, epsilon)
 
 
 def _means_of_halves(energies: Energies, weights: Places, epsilon: Scalar | float) -> Statistic:
@@ -186,8 +187,8 @@ def _means_of_halves(energies: Energies, weights: Places, epsilon: Scalar | floa
 
 
 @partial(Estimator, _means_of_halves)
-def crossed_density(  # noqa: D417
-    halves: Float[Array, "2 places"], weights: Places, epsilon: Scalar | float
+def crossed_density(
+    energies: Float[Array, "2 places"], weights: Places, epsilon: Scalar | float
 ) -> Places:
     r"""Estimate the density with independent denominators: each half over the other's total.
 
@@ -236,7 +237,7 @@ def crossed_density(  # noqa: D417
     [0.25, 2.25]
     >>> crossed = lim.training.Penalty(estimate=crossed_density)
     """
-    first, second = halves
+    first, second = energies
     first_density = over_total(first, weights @ second, epsilon)
     second_density = over_total(second, weights @ first, epsilon)
     return (first_density + second_density) / 2

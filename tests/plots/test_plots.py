@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib.cbook import is_math_text
 from matplotlib.figure import Figure
 from reference.drawn import assert_nothing_is_cut
 from reference.networks import random_states
@@ -166,8 +167,15 @@ def test_names_are_no_formulas(tmp_path):
     figure, axes = new_figure("density")
     plots.draw_densities(axes, dict.fromkeys(names, influence))
     figure.savefig(tmp_path / "densities.png")
+    labels = [str(line.get_label()) for line in axes.lines]
+    assert labels == [r"m\$x ± 2 standard errors", r"a\$b_{\$ ± 2 standard errors"]
+    assert not any(map(is_math_text, labels))
     compared = ComparedInfluences(influence, influence, results.compare(influence, influence))
-    influence_difference(compared, names, "$_{$").savefig(tmp_path / "difference.png")
+    difference = influence_difference(compared, names, "$_{$")
+    difference.savefig(tmp_path / "difference.png")
+    upper, lower = difference.axes
+    assert upper.get_title().startswith("$_{$\n") and not upper.title.get_parse_math()
+    assert lower.get_ylabel() == "a$b_{$ minus m$x" and not lower.yaxis.label.get_parse_math()
 
 
 def test_a_profile_of_no_influence_says_so():
