@@ -270,3 +270,13 @@ def test_an_array_of_numpy_that_changed_has_another_digest():
 
 def test_a_digest_is_of_what_went_before_too():
     assert digest(1, after="a") != digest(1, after="b")
+
+
+def test_an_estimator_is_told_by_both_of_its_steps():
+    """Its name and documentation are those of the second, which others may share."""
+    statistics = [partial(jnp.mean, axis=axis) for axis in (0, 1)]
+    densities = [partial(jnp.multiply, scale) for scale in (1.0, 2.0)]
+    estimators = [lim.training.Estimator(a, b) for a in statistics for b in densities]
+    assert len({digest(estimator, named=True) for estimator in estimators}) == 4
+    again = lim.training.Estimator(statistics[0], densities[0])
+    assert digest(again, named=True) == digest(estimators[0], named=True)

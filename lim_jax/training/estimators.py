@@ -118,6 +118,10 @@ class Estimator:
         )
         return self.density(self.statistic(energies, weights, epsilon), weights, epsilon)
 
+    def _identity(self) -> tuple[Callable[..., Statistic], Callable[..., Places]]:
+        """Return what a digest reads in place of this object: both of its steps."""
+        return self.statistic, self.density
+
     def averaged(self, statistic: Statistic, previous: Statistic, memory: Scalar) -> Statistic:
         """Return the moving average of the previous average and a batch's statistic."""
         expected = f"{statistic.shape}, that of the estimator's statistic"
