@@ -12,6 +12,7 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
@@ -352,6 +353,8 @@ def _gramians_by_sweep(observations: ObservedTokens, x: State, step: Steps) -> G
 def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Array, " depth"]:
     """Return the weight of every layer's observations, from one for all or one for each."""
     layers = observed.shape[:1]
+    if isinstance(step, np.number):
+        step = step.item()
     if isinstance(step, int | float):
         step = as_nonnegative(as_finite(step, "step"), "step", LEFT_OUT)
         return jnp.full(layers, step, observed.dtype)

@@ -142,6 +142,9 @@ def test_a_weight_of_layers_may_be_a_number_of_numpy(kind, as_users_run):
 
     gramians = observability_gramians(observations, jnp.ones((2, 1)), kind(2))
     np.testing.assert_array_equal(gramians, 2 * np.ones((2, 1, 1)))
+    with jax.disable_jit():
+        gramians = observability_gramians(observations, jnp.ones((2, 1)), kind(2))
+    np.testing.assert_array_equal(gramians, 2 * np.ones((2, 1, 1)))
 
 
 def test_the_deviation_of_equal_gramians_is_zero_and_so_is_its_derivative():
