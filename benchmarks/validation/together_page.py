@@ -31,15 +31,11 @@ WRITTEN_HEAD = (
 )
 
 PAGE = """\
-# Which documents suffice alone, and which are needed together?
+# {title}
 
 {finding}
 
-`python -m benchmarks.validation.together MODEL` asked {model} {questions} questions about five or
-six documents of a sentence each. Of a kind two documents state the evidence, one in other words. Of
-the next each holds one half of it: who somebody's neighbour is, and what that neighbour does. Of
-the last one document states it. Explained is the right answer. Brackets have 95 % over questions
-drawn anew.
+{about}
 
 ## By how the texts were written
 
@@ -87,7 +83,7 @@ and judged by those of odd seeds. Where one document states it, whatever is said
 
 {chosen}
 
-Every answer by every method is a row of [together.csv](together.csv).
+Every answer by every method is a row of [{table}]({table}).
 """
 FINDING = """\
 **Where two documents state the evidence, it is said in {copy} of cases that one suffices;
@@ -101,12 +97,16 @@ finds {regression_found}, and says {regression_not_so} that do not hold; on copi
 informed ablations say rightly, less its own, is {difference}."""
 
 
-def page_of(rows: Sequence[Row], model: str) -> str:
-    """Write the page: what is rightly said as texts were written, and as the model reads them."""
+def page_of(rows: Sequence[Row], title: str, about: str, table: str) -> str:
+    """Write the page: what is rightly said as texts were written, and as the model reads them.
+
+    `about` says who was asked what, and `table` is the name of the file that has the rows.
+    """
     return PAGE.format(
+        title=title,
         finding=finding_of(rows),
-        model=model,
-        questions=len(of(rows, method=INFORMED)),
+        about=about,
+        table=table,
         least=LEAST,
         share=f"{SHARE:g}",
         rest=f"{1 - SHARE:g}",

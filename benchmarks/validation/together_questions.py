@@ -44,14 +44,30 @@ def drawn_question(kind: str, seed: int) -> Drawn:
     question = asks.format(person)
     evidence = {
         "one": [fact],
-        "copy": [fact, f"As everybody here knows, {fact}"],
+        "copy": [fact, copy_of(fact)],
         "halves": [f"{person}'s neighbour is {neighbour}.", f"{neighbour} {says.format(answer)}"],
     }[kind]
     if kind == "halves":
         question = asks.format(f"{person}'s neighbour")
     texts = [f"{name} {says.format(thing)}" for name, thing in zip(others, wrong, strict=False)]
-    order = rng.permutation(OTHERS + len(evidence)).tolist()
-    numbered = [[*evidence, *texts[:OTHERS]][number] for number in order]
+    return with_evidence(question, answer, evidence, texts[:OTHERS], rng)
+
+
+def copy_of(text: str) -> str:
+    """Say the same in other words."""
+    return f"As everybody here knows, {text}"
+
+
+def with_evidence(
+    question: str,
+    answer: str,
+    evidence: Sequence[str],
+    others: Sequence[str],
+    rng: np.random.Generator,
+) -> Drawn:
+    """Put the evidence and other texts into documents, in an order that is drawn."""
+    texts = [*evidence, *others]
+    numbered = [texts[number] for number in rng.permutation(len(texts)).tolist()]
     documents = [Document(f"Note {n + 1}", text) for n, text in enumerate(numbered)]
     named = tuple(document.title for document in documents if document.text in evidence)
     return Drawn(question, documents, answer, named)

@@ -15,7 +15,13 @@ from benchmarks.validation.pairs_of_shapiq import REGRESSION, Fitted, fit_pairs
 from benchmarks.validation.prices import INFORMED, PROXY_SPEX
 from benchmarks.validation.subsets import Subsets, kept_of_sets, numbers_of
 from benchmarks.validation.together_page import ALL_TEXTS
-from benchmarks.validation.together_questions import KINDS, OTHERS, drawn_question, said_of
+from benchmarks.validation.together_questions import (
+    KINDS,
+    OTHERS,
+    Drawn,
+    drawn_question,
+    said_of,
+)
 from lim_jax.attribution.segments import context_segments
 from lim_jax.attribution.together import DocumentGroup, Together, masks_without_sets
 from lim_jax.attribution.without_parts import without_parts
@@ -176,12 +182,14 @@ def test_a_row_says_what_each_method_says_and_what_is_so_to_the_model(monkeypatc
     ProxySPEX on all texts says that two others are needed together, as they are to the model.
     """
     documents = tuple(f"Note {number}" for number in range(1, 7))
-    assert drawn_question("copy", 1).evidence == ("Note 1", "Note 5")
     lost = lost_of({(0,): 2.0, (4,): 2.0, (0, 4): -1.2, (2, 3): 2.0})
     names = ["Note 1", "Note 5", "Note 2"]
     reading = {
         "kind": "copy",
         "seed": 1,
+        "question": "Who did?",
+        "answer": "Ann",
+        "evidence": ["Note 1", "Note 5"],
         "given": 2.5,
         "names": names,
         "losses": Subsets(documents, lost, SUBSETS.tokens).together(names).losses.tolist(),
@@ -201,8 +209,8 @@ def test_a_row_says_what_each_method_says_and_what_is_so_to_the_model(monkeypatc
         "kind": "copy",
         "seed": 1,
         "given": 2.5,
-        "question": drawn_question("copy", 1).question,
-        "answer": drawn_question("copy", 1).answer,
+        "question": "Who did?",
+        "answer": "Ann",
         "right": "one suffices",
         "for the model": "nothing",
         "pairs": 1,
@@ -264,13 +272,15 @@ def test_a_row_says_what_each_method_says_and_what_is_so_to_the_model(monkeypatc
 def test_a_question_is_read_without_each_set_of_its_documents(kind):
     """Those of the three best are read by informed ablations too."""
     model = LanguageModel(byte_network(640, depth=1, seed=3))
-    reading = together.read_question(model, kind, 2)
+    reading = together.read_question(model, drawn_question, kind, 2)
     drawn = drawn_question(kind, 2)
     subsets = Subsets(*(reading[name] for name in ("documents", "lost", "tokens")))
     assert list(subsets.names) == [document.title for document in drawn.documents]
     of_best = subsets._replace(lost=np.array(subsets.lost)).together(reading["names"])
     np.testing.assert_allclose(of_best.losses, reading["losses"], atol=1e-9)
     assert reading["kind"] == kind and reading["seed"] == 2 and np.isfinite(reading["given"])
+    written = Drawn(reading["question"], drawn.documents, reading["answer"], reading["evidence"])
+    assert written == drawn
     context = lim.ask(model, drawn.question, drawn.documents, answer=drawn.answer).context
     parts = context_segments(context)
     masks = masks_without_sets(parts, subsets.names)
@@ -280,17 +290,17 @@ def test_a_question_is_read_without_each_set_of_its_documents(kind):
 def test_questions_are_read_once(tmp_path, monkeypatch):
     read = []
 
-    def read_question(model, kind, seed):
-        read.append((kind, seed))
+    def read_question(model, draw, kind, seed):
+        read.append((draw, kind, seed))
         return {"kind": kind, "seed": seed}
 
     monkeypatch.setattr(together, "read_question", read_question)
     model = LanguageModel(byte_network(16, depth=1))
     expected = [(kind, seed) for seed in range(2) for kind in KINDS]
     for _ in range(2):
-        readings = together.read_all(model, 2, tmp_path)
+        readings = together.read_all(model, drawn_question, 2, tmp_path)
         assert [(one["kind"], one["seed"]) for one in readings] == expected
-    assert read == expected
+    assert read == [(drawn_question, *asked) for asked in expected]
 
 
 def row(kind, method, said, seed=0, shares=None, model="nothing", **counts):
@@ -336,12 +346,16 @@ OWN = [
 ]
 
 
+def page_of(rows):
+    return together_page.page_of(rows, "What is needed?", "Asked were six questions.", "rows.csv")
+
+
 def words_of(page):
     return " ".join(page.split())
 
 
 def test_the_page_begins_with_what_is_found():
-    text = words_of(together_page.page_of(OWN + rows_of_others(), "a model"))
+    text = words_of(page_of(OWN + rows_of_others()))
     assert (
         "**Where two documents state the evidence, it is said in 50% (1% to 99%) of cases that one "
         "suffices; where each holds a half, in 50% (1% to 99%) that both are needed; where one "
@@ -353,11 +367,12 @@ def test_the_page_begins_with_what_is_found():
         "and says 12 that do not hold; on copies the share that informed ablations say rightly, "
         "less its own, is -50% (-100% to +0%)."
     ) in text
-    assert "asked a model 6 questions about" in text
+    assert text.startswith("# What is needed? **Where") and "Asked were six questions. ##" in text
+    assert text.endswith("is a row of [rows.csv](rows.csv).")
 
 
 def test_the_page_counts_what_is_said_by_each_method():
-    page = together_page.page_of(OWN + rows_of_others("other"), "a model")
+    page = page_of(OWN + rows_of_others("other"))
     for line in (
         "| two state it, 2 | informed | 28.0 | 0 | 1 | 0 | 1 | 0 | 50% (1% to 99%) |  |",
         "| each holds a half, 2 | informed | 29.0 | 0 | 0 | 1 | 0 | 1 | 50% (1% to 99%) |  |",
@@ -382,7 +397,7 @@ def test_the_page_counts_what_is_said_by_each_method():
 
 
 def test_the_page_counts_what_is_so_to_the_model():
-    lines = together_page.page_of(OWN + rows_of_others(), "a model").splitlines()
+    lines = page_of(OWN + rows_of_others()).splitlines()
     assert "| two state it | informed | 3 | 2 | 1 | 0 | 33% (0% to 50%) |" in lines
     assert "| each holds a half | informed | 1 | 1 | 0 | 0 | 0% (0% to 0%) |" in lines
     assert "| one states it | informed | 0 | 0 | 0 | 0 |  |" in lines
@@ -392,7 +407,7 @@ def test_the_page_counts_what_is_so_to_the_model():
 
 def test_the_page_keeps_a_share_that_no_other_is_better_than():
     """Odd seeds do not count: there the largest share says more."""
-    page = together_page.page_of(OWN + rows_of_others(), "a model")
+    page = page_of(OWN + rows_of_others())
     for line in (
         "| 1/4 | 100% (3% to 100%) | 0 of 1 | 0% (0% to 98%) | 0 of 1 |",
         "| 1/3 | 100% (3% to 100%) | 0 of 1 | 0% (0% to 98%) | 1 of 1 |",
@@ -434,5 +449,7 @@ def test_a_share_that_even_seeds_choose_is_judged_by_odd_ones(third_of_one, copi
 def test_the_page_of_together_is_that_of_its_table():
     folder = ROOT / "docs" / "study"
     with (folder / "together.csv").open(newline="", encoding="utf-8") as file:
-        page = together_page.page_of(list(csv.DictReader(file)), "SmolLM2-135M-Instruct.Q4_1")
+        rows = list(csv.DictReader(file))
+    about = together.ABOUT.format(model="SmolLM2-135M-Instruct.Q4_1", questions=72)
+    page = together_page.page_of(rows, together.TITLE, about, "together.csv")
     assert (folder / "together.md").read_text(encoding="utf-8") == page
