@@ -111,6 +111,15 @@ def require_indices(indices: Any, name: str) -> None:
     require(holds, name, got=got, expected=expected, cure=cure)
 
 
+def widen_integers(numbers: Any) -> Any:
+    """Return integers of 32 bits at least, with which a count that is larger than theirs compares.
+
+    >>> widen_integers(jnp.array([44], jnp.uint8)).dtype.name
+    'int32'
+    """
+    return numbers.astype(np.int32) if jnp.iinfo(numbers.dtype).bits < 32 else numbers
+
+
 def as_int(
     number: Any,
     name: str,

@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Integer
 
 from lim_jax._checks import (
     AnyPath,
@@ -23,6 +23,7 @@ from lim_jax._checks import (
     require_name,
     require_optional,
     require_positive,
+    widen_integers,
 )
 from lim_jax._precision import computing
 from lim_jax._products import product
@@ -230,7 +231,7 @@ class CausalLM(eqx.Module):
             return self.longest
         return self.positions.shape[0], "the places that the network knows"
 
-    def embed(self, ids: Int[Array, " length"], y: Targets | None = None) -> State:
+    def embed(self, ids: Integer[Array, " length"], y: Targets | None = None) -> State:
         """Return the input states :math:`X_0` of one row of ids, whose influence is measured.
 
         Learned positions are counted from where each context begins, which ``y.starts`` says. A row
@@ -336,7 +337,7 @@ class CausalLM(eqx.Module):
 
         return Slices(of, size, self.vocabulary, normed.dtype)
 
-    def logits(self, ids: Int[Array, " length"], y: Targets | None = None) -> Logits:
+    def logits(self, ids: Integer[Array, " length"], y: Targets | None = None) -> Logits:
         """Return the logits of the next word at every position of a row of ids.
 
         Parameters
@@ -364,7 +365,7 @@ class CausalLM(eqx.Module):
         return self.readout(self.flow(x, grid), grid)
 
     def example(
-        self, window: Int[Array, " tokens"], query_weights: PerPosition
+        self, window: Integer[Array, " tokens"], query_weights: PerPosition
     ) -> tuple[State, Targets]:
         r"""Return one example ``(x, y)`` of a window of L + 1 ids, whose last is a target only.
 
@@ -460,8 +461,9 @@ class CausalLM(eqx.Module):
         return self.readout(state, _grid_of(state))
 
 
-def _check_numbers(numbers: Int[Array, "..."], name: str, count: int) -> Int[Array, "..."]:
+def _check_numbers(numbers: Integer[Array, "..."], name: str, count: int) -> Int[Array, "..."]:
     """Return numbers; their use raises where one is not from 0 to below `count`."""
+    numbers = widen_integers(numbers)
     last = count - 1
     return error_if_got(
         numbers,

@@ -1,7 +1,7 @@
 """Whether a network decodes an answer."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Integer
 
 from lim_jax._checks import (
     error_if,
@@ -10,12 +10,13 @@ from lim_jax._checks import (
     require,
     require_floats,
     require_indices,
+    widen_integers,
 )
 
 
 def decodes_greedily(
     logits: Float[Array, "length vocabulary"],
-    targets: Int[Array, " length"],
+    targets: Integer[Array, " length"],
     weights: Float[Array, " length"],
 ) -> Bool[Array, ""]:
     r"""Tell whether greedy decoding gives the whole answer, from logits that were given the answer.
@@ -71,6 +72,7 @@ def decodes_greedily(
         "at each position of the answer."
     )
     asks = error_if(asks, ~asks.any(), message)
+    targets = widen_integers(targets)
     last = vocabulary - 1
     targets = error_if_got(
         targets,

@@ -453,3 +453,13 @@ def test_starts_of_few_bits_count_many_places():
     y = models.Targets(jnp.zeros(200, int), teacher_forcing(200), starts=jnp.zeros(200, jnp.int8))
     expected = model.embedding[:1] + model.positions
     np.testing.assert_allclose(model.embed(y.targets, y), expected, rtol=1e-15)
+
+
+@pytest.mark.parametrize(("dtype", "words"), [("uint8", 300), ("uint8", 257), ("uint16", 65_540)])
+def test_ids_of_few_bits_are_ids_of_a_larger_vocabulary(dtype, words):
+    """As data sets keep them: the last word's number does not fit these bits, and theirs do."""
+    model = byte_network(16)
+    embedding = jnp.zeros((words, 4)).at[7].set(1.0)
+    model = replace(model, embedding=embedding, head=None, positions=None)
+    states = model.embed(jnp.array([7, 200], dtype))
+    assert states[:, 0].tolist() == [1.0, 0.0]

@@ -64,3 +64,10 @@ def test_places_that_ask_nothing_or_no_word_are_refused():
     assert decodes_greedily(logits, jnp.array([0, -1]), jnp.array([1.0, 0.0]))
     with pytest.raises(ValueError, match="targets: got 3 of them, expected 2"):
         decodes_greedily(logits, jnp.array([0, 1, 1]), jnp.array([0.5, 0.5]))
+
+
+def test_targets_of_few_bits_are_not_confused_with_words_beyond_them():
+    """300 is 44 in eight bits, and the likeliest word is 300."""
+    logits = jnp.zeros((1, 400)).at[0, 300].set(1.0)
+    assert not decodes_greedily(logits, jnp.array([44], jnp.uint8), jnp.ones(1))
+    assert decodes_greedily(logits, jnp.array([300], jnp.uint16), jnp.ones(1))
