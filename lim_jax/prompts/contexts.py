@@ -267,7 +267,7 @@ def _contrast(
     encoded_foil = _encode(prompt, foil, tokenizer, where)
     follows = [encoded.last >= len(prompt.text) for encoded in (encoded_answer, encoded_foil)]
     prompts = [
-        encoded.ids[: int(after.argmax())]
+        encoded.ids[np.cumsum(after) == 0]
         for encoded, after in zip((encoded_answer, encoded_foil), follows, strict=True)
     ]
     require(

@@ -16,6 +16,7 @@ from lim_jax._checks import (
     require_indices,
     require_kind,
     require_text,
+    widen_integers,
 )
 from lim_jax._jit import filter_jit
 from lim_jax.checkpoints import texts_of_ids
@@ -146,14 +147,15 @@ def encode_text(text: str, tokenizer: Any = None, *, marks: bool = True) -> Enco
     if tokenizer is None:
         ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
         sizes = [len(letter.encode()) for letter in text]
-        return EncodedText(ids, tuple(texts_of_ids(ids)), np.repeat(np.arange(len(text)), sizes))
+        tokens = tuple(texts_of_ids(ids)) if text else ()
+        return EncodedText(ids, tokens, np.repeat(np.arange(len(text)), sizes))
     encode: Any = None if isinstance(tokenizer, str) else getattr(tokenizer, "encode", None)
     require_callable(encode, "tokenizer", "encode(text), as those of the package tokenizers have")
     encoding = encode(text) if marks else encode(text, add_special_tokens=False)
     tokens = []
     reached = 0
     offsets = encoding.offsets
-    following = [*offsets[1:], (0, 0)]
+    following = [*offsets, (0, 0)][1:]
     for name, (start, end), (begins, ends) in zip(encoding.tokens, offsets, following, strict=True):
         if end == start:
             tokens.append(name)
@@ -291,5 +293,6 @@ def record_weights(
     require_floats(
         cells, "cells", "length", "Pass the grid's weights: grid.weights.", length=records.size
     )
+    records = widen_integers(records)
     numbers = jnp.arange(as_int(count, "count"), dtype=records.dtype)
     return jnp.where(records[None, :] == numbers[:, None], cells[None, :], 0)

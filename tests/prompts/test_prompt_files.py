@@ -617,3 +617,20 @@ def test_an_answer_to_a_question_is_stripped_however_it_is_asked():
     for asked, before in ((model, " "), (chatting, "")):
         line = question_line(asked, "Who?", ["a"], answer="\nx \n", foil=" y ")
         assert (line.answer, line.foil) == (f"{before}x", f"{before}y")
+
+
+def test_an_empty_text_is_told_by_its_number_of_tokens(tmp_path, letters):
+    """Of a line, of a file, and of a prompt whose answer and foil are compared."""
+    data = lines(tmp_path, {"text": ""})
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
+    both = "got 0 tokens.*, expected at least two"
+    contrast = tmp_path / "contrast.jsonl"
+    contrast.write_text(json.dumps({"prompt": "", "answer": "", "foil": "a"}))
+    for tokenizer in (letters.tokenizer, None):
+        model = model_with(tokenizer)
+        for file in (data, empty):
+            with pytest.raises(ValueError, match=both):
+                read_prompts(file, model, "next-token", 5)
+        with pytest.raises(ValueError, match="line 1: got no tokens of prompt, answer or foil"):
+            read_prompts(contrast, model, "contrast", 5)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference.publishers import LETTERS
@@ -11,7 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Split, Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from lim_jax.tasks import encode, encode_text
-from lim_jax.tasks.prompts import Example, Prompt, join_pieces, move_record
+from lim_jax.tasks.prompts import Example, Prompt, join_pieces, move_record, record_weights
 
 WORDS = ["<s>", "red", "is", "one", "sky", "blue", "a", "</s>"]
 
@@ -119,6 +120,16 @@ def test_a_prompt_that_asks_nothing_of_its_records_is_refused(prompt, message):
         encode(prompt, words())
 
 
+def test_an_empty_text_has_no_tokens():
+    """With a tokenizer that adds no marks, and without one, where ids are bytes."""
+    for tokenizer in (words(), None):
+        encoded = encode_text("", tokenizer)
+        assert encoded.ids.tolist() == encoded.last.tolist() == []
+        assert encoded.tokens == () and encoded.ids.dtype == np.int32
+        with pytest.raises(ValueError, match="prompt: got the answer '' after the text ''"):
+            encode(Prompt("", "", (), ()), tokenizer)
+
+
 def made(length, golds=1, first=0):
     """An example whose every entry is told from the others and from what pads."""
     return Example(
@@ -142,3 +153,9 @@ def test_moving_a_record_leaves_the_others_in_their_order():
             order = list(move_record(LETTERS[:5], number, place))
             assert order[place] == LETTERS[number]
             assert order[:place] + order[place + 1 :] == others
+
+
+def test_records_of_few_bits_are_told_from_no_record():
+    """The 256th record's number is -1 in eight bits, which stands for no record."""
+    weights = record_weights(jnp.array([0, -1], jnp.int8), jnp.ones(2), 256)
+    assert np.asarray(weights).nonzero() == ([0], [0])
