@@ -1,6 +1,7 @@
 """Compiled programs, kept from one command to the next by the process of the command line alone."""
 
 import os
+import re
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,8 +11,10 @@ from tempfile import TemporaryFile
 import platformdirs
 
 from lim_jax._argument_error import Refusal
+from lim_jax.cli.commands import COMMANDS
 
 MOST = 2**30  # bytes that a command begins with; those that were not used for longest went first
+PROGRAM = re.compile(r"-[0-9a-f]{64}-cache$")  # how JAX names the file of a program
 
 
 def keep_programs(arguments: Sequence[str]) -> list[str]:
@@ -28,12 +31,26 @@ def keep_programs(arguments: Sequence[str]) -> list[str]:
         case ["--cache"]:
             raise Refusal("--cache: got no folder, expected one. Pass --cache PATH COMMAND.")
         case ["--cache", path, *rest]:
-            _keep_in(Path(path))
+            _keep_in(_as_folder(path))
+            return rest
+        case [flag, *rest] if flag.startswith("--cache="):
+            _keep_in(_as_folder(flag.removeprefix("--cache=")))
             return rest
         case rest:
             if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
                 _keep_in(platformdirs.user_cache_path("lim_jax"))
             return rest
+
+
+def _as_folder(path: str) -> Path:
+    """Return the path of a folder of programs; raise ValueError if it is empty or a command."""
+    if path == "" or path in COMMANDS:
+        got = f"{path!r}, which is a command" if path else f"{path!r}"
+        raise Refusal(
+            f"--cache: got {got}, expected a folder. Pass --cache PATH COMMAND, with ./ before a "
+            "folder that is called as a command."
+        )
+    return Path(path)
 
 
 def _keep_in(folder: Path) -> None:
@@ -66,7 +83,8 @@ def _make_room(folder: Path) -> None:
     """Remove the programs that were used longest ago until the others take at most `MOST` bytes."""
     kept_bytes = 0
     with suppress(FileNotFoundError):  # another command makes room too
-        files = [(path.stat(), path) for path in folder.glob("*-cache")]
+        programs = [path for path in folder.iterdir() if PROGRAM.search(path.name)]
+        files = [(path.stat(), path) for path in programs if path.is_file()]
         for file, path in sorted(files, key=lambda pair: -max(pair[0].st_atime, pair[0].st_mtime)):
             kept_bytes += file.st_size
             if kept_bytes > MOST:

@@ -39,6 +39,11 @@ print(jax.jit(lambda x: 2 * x)(3.0))
 """
 
 
+def program(name):
+    """The name that JAX gives the file of a compiled program."""
+    return f"{name}-{7:064x}-cache"
+
+
 @pytest.fixture
 def settings(monkeypatch):
     """What would be set in the environment, by name; nothing is."""
@@ -78,18 +83,18 @@ def test_room_is_made_of_what_was_not_used_for_longest(settings, monkeypatch, tm
     """Read or written; what is no program stays, and what another command removes is no fault."""
     monkeypatch.setattr(program_cache, "MOST", 20)
     for age, name in enumerate(("new", "read", "old", "older"), 1):
-        (tmp_path / f"{name}-cache").write_bytes(b"x" * 10)
+        (tmp_path / program(name)).write_bytes(b"x" * 10)
         read = 100 if name == "new" else age
         written = 100 if name == "read" else age
-        os.utime(tmp_path / f"{name}-cache", (1e9 - read, 1e9 - written))
+        os.utime(tmp_path / program(name), (1e9 - read, 1e9 - written))
     (tmp_path / "mine.txt").write_bytes(b"x" * 100)
     keep_programs(["--cache", str(tmp_path), "rates"])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "mine.txt",
-        "new-cache",
-        "read-cache",
+        program("new"),
+        program("read"),
     ]
-    (tmp_path / "gone-cache").symlink_to(tmp_path / "nowhere")
+    (tmp_path / program("gone")).symlink_to(tmp_path / "nowhere")
     keep_programs(["--cache", str(tmp_path), "rates"])
 
 
@@ -222,3 +227,38 @@ def test_another_process_finds_what_was_compiled(tmp_path):
 
     first = kept()
     assert first and kept() == first
+
+
+def test_only_files_that_jax_named_are_removed(settings, monkeypatch, tmp_path):
+    """A folder of one's own may hold what ends alike: files and folders stay."""
+    monkeypatch.setattr(program_cache, "MOST", 0)
+    (tmp_path / "http-cache").write_text("mine")
+    (tmp_path / "my-cache").mkdir()
+    (tmp_path / program("folder")).mkdir()
+    (tmp_path / program("jit_f")).write_text("a program")
+    keep_programs(["--cache", str(tmp_path), "rates"])
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"http-cache", "my-cache", program("folder")}
+
+
+@pytest.mark.slow
+def test_jax_names_programs_as_we_know_them(kept):
+    jax.jit(lambda x: 2 * x + 1)(np.ones(3))
+    files = [path.name for path in kept.iterdir() if path.name.endswith("-cache")]
+    assert files and all(program_cache.PROGRAM.search(name) for name in files)
+
+
+def test_no_folder_and_a_command_are_no_folder_of_programs(settings, monkeypatch, tmp_path):
+    """An empty path would be the current folder, and a command's name is a forgotten path."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="--cache: got '', expected a folder.* Pass --cache PATH"):
+        keep_programs(["--cache", "", "rates"])
+    with pytest.raises(ValueError, match="--cache: got '', expected a folder"):
+        keep_programs(["--cache=", "rates"])
+    with pytest.raises(ValueError, match="--cache: got 'rates', which is a command, expected"):
+        keep_programs(["--cache", "rates", "--quick"])
+    assert list(tmp_path.iterdir()) == [] and settings == {}
+    assert keep_programs(["--cache=here", "rates"]) == ["rates"]
+    assert settings.pop(FOLDER) == "here"
+    assert keep_programs(["--cache", "./rates", "ask"]) == ["ask"]
+    assert settings[FOLDER] == "rates"
