@@ -15,6 +15,11 @@ Data = Annotated[AnyPath, tyro.conf.arg(metavar="FILE")]
 FirstFolder = Annotated[AnyPath, tyro.conf.arg(metavar="A")]
 SecondFolder = Annotated[AnyPath, tyro.conf.arg(metavar="B")]
 QuestionText = Annotated[str, tyro.conf.arg(metavar="QUESTION")]
+# A text whatever its word: tyro reads "None" as no text where a text may be left out.
+AnswerText = Annotated[
+    str | None,
+    tyro.conf.arg(metavar="STR", constructor=str, help_behavior_hint="(default: none)"),
+]
 Unnamed = Annotated[AnyPath | None, tyro.conf.arg(metavar="{None}|PATH")]
 WEIGHTS = (
     "A folder of weights as published, a GGUF file, or a public name such as "

@@ -15,6 +15,7 @@ from lim_jax.attribution.questions import Question, ReadQuestion, answer_questio
 from lim_jax.attribution.segments import AnswerParts, DocumentParts
 from lim_jax.cli.answers import answer_notes
 from lim_jax.cli.arguments import (
+    AnswerText,
     Compute,
     Documents,
     Download,
@@ -40,7 +41,7 @@ def ask(
     parts: AnswerParts | None = None,
     document_parts: DocumentParts | None = None,
     chat: bool = True,
-    answer: str | None = None,
+    answer: AnswerText = None,
     answer_tokens: int = 32,
     foil: str = "",
     max_length: int = 4096,

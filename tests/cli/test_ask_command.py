@@ -516,3 +516,19 @@ def test_what_python_asks_is_refused_in_pythons_words(folder):
         expected = "expected a folder, a file, or a list of texts or of Document, at least one"
         with pytest.raises(ValueError, match=f"documents: got {got}, {expected}"):
             questions.require_documents(given)
+
+
+@pytest.mark.parametrize(("given", "answer"), [([], None), (["--answer", "None"], "None")])
+def test_an_answer_that_is_the_word_none_is_an_answer(given, answer, monkeypatch):
+    """As to the question which document names the thief; left out, the model answers itself."""
+
+    class Stop(Exception):
+        """With the arguments that were read."""
+
+    def read(*_, **options):
+        raise Stop(options["answer"])
+
+    monkeypatch.setattr(ask_command, "Question", read)
+    with pytest.raises(Stop) as asked:
+        main(["ask", "model", "who?", "--documents", "folder", *given])
+    assert asked.value.args == (answer,)
