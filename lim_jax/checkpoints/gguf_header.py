@@ -1,6 +1,7 @@
 """Headers of GGUF files: their options, and how tensors lie in one file or in several."""
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,6 +82,14 @@ def words_of(header: Mapping[str, Any]) -> list[str]:
     """Return the words of a file's vocabulary, by its options; none if it states no list."""
     words = header.get("tokenizer.ggml.tokens")
     return words if isinstance(words, list) else []
+
+
+def is_gguf(path: Path) -> bool:
+    """Tell whether a path is that of a GGUF file, by how it begins, or else by its name."""
+    if path.suffix == ".gguf" or not os.path.isfile(path):
+        return path.suffix == ".gguf"
+    with path.open("rb") as stream:
+        return stream.read(len(MAGIC)) == MAGIC
 
 
 def read_header(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:

@@ -14,7 +14,7 @@ from lim_jax._argument_error import Refusal
 from lim_jax._checks import as_int, require, require_extra, require_indices, require_kind
 from lim_jax._files import decoded
 from lim_jax.checkpoints.checkpoint import absent, json_object
-from lim_jax.checkpoints.gguf_header import words_of
+from lim_jax.checkpoints.gguf_header import is_gguf, words_of
 from lim_jax.checkpoints.gguf_tokenizer import CURE, NO_TOKEN, special_id, tokenizer_of_header
 
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
@@ -43,7 +43,7 @@ def read_tokenizer(path: Path, header: Header) -> Any:
     # A folder's is its ``tokenizer.json``. A GGUF file's is the one beside it, if there is one, or
     # made of the file's own vocabulary.
     require_extra("tokenizers", "models")
-    gguf = path.suffix == ".gguf"
+    gguf = is_gguf(path)
     file = (path.parent if gguf else path) / FILE
     if gguf and not file.is_file():
         return tokenizer_of_header(path.name, header)
@@ -122,7 +122,7 @@ def end_ids(path: Path, header: Header) -> tuple[int, ...]:
     """Return the ids that end an answer, by the publisher's files; none if these name none."""
     # In a folder ``eos_token_id`` of ``generation_config.json``, or else of ``config.json``; in a
     # GGUF file the ends of a text, of a turn and of a message.
-    if path.suffix == ".gguf":
+    if is_gguf(path):
         named = [header.get(f"tokenizer.ggml.{part}_token_id") for part in ("eos", "eot", "eom")]
         ids = [number for number in named if number not in NO_TOKEN]
     else:
@@ -149,7 +149,7 @@ def find_chat_template(path: Path, header: Header) -> ChatTemplate | None:
         ids = {f"{mark}_token": special_id(header, name) for name, mark in MARKS.items()}
         marks = {name: words[index] for name, index in ids.items() if index is not None}
         return ChatTemplate(template, marks)
-    folder = path.parent if path.suffix == ".gguf" else path
+    folder = path.parent if is_gguf(path) else path
     options = json_object(folder / OPTIONS) if (folder / OPTIONS).is_file() else {}
     source = options.get(TEMPLATE_KEY)
     if isinstance(source, list):

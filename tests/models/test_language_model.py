@@ -149,3 +149,15 @@ def test_a_model_says_what_it_is_in_a_line(kind, folder):
     unnamed = LanguageModel(model.network)
     assert repr(unnamed).startswith("LanguageModel('': a network of your own, 2 layers of width 16")
     assert repr(unnamed).endswith("no chat template)")
+
+
+def test_a_gguf_file_is_known_by_how_it_begins(folder):
+    """As under the name of its digest, by which some programs keep such files."""
+    file = in_one_file(folder)
+    expected = logits(LanguageModel.open(file).network)
+    unnamed = LanguageModel.open(file.rename(folder / "sha256-1f2e"))
+    assert unnamed.end_ids == (4, 9)
+    np.testing.assert_array_equal(logits(unnamed.network), expected)
+    (folder / "text").write_text("GGU")
+    with pytest.raises(ValueError, match="folder: got .*text, expected"):
+        models.load(folder / "text")
