@@ -1,6 +1,7 @@
 """Two answers beside each other: what each part of the context gave to the one and to the other."""
 
 import json
+import os
 from collections.abc import Mapping
 from math import isnan, nan
 from pathlib import Path
@@ -140,7 +141,7 @@ def read_answers(first: Path, second: Path) -> list[AnswerRecord]:
     Raise ValueError where one of them alone has an answer.
     """
     files = {"first": first / ANSWER, "second": second / ANSWER}
-    without = [name for name, file in files.items() if not file.is_file()]
+    without = [name for name, file in files.items() if not os.path.isfile(file)]
     for name in without:
         require(
             len(without) == 2,

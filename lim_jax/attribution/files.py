@@ -1,5 +1,6 @@
 """The files of what was measured: contexts, tokens and orders in tables, and contexts read back."""
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def load_contexts(folder: Path, name: str) -> MeasuredContexts:
     expected = "the folder of a finished lim-jax profile by influence, or two of lim-jax ask"
     cure = "Run that first, with `overwrite` where an earlier version wrote the folder."
     got = f"{folder}, which has no {CONTEXTS}"
-    require(path.is_file(), name, got=got, expected=expected, cure=cure)
+    require(os.path.isfile(path), name, got=got, expected=expected, cure=cure)
     measured = load(path)
     require(
         isinstance(measured, MeasuredContexts),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import struct
 from collections import Counter
@@ -293,7 +294,8 @@ def open_checkpoint(folder: AnyPath) -> Checkpoint:
     """
     require_extra("safetensors", "models")
     folder = as_path(folder, "folder")
-    require_in("folder", folder.is_dir(), str(folder), FOLDER, REPOSITORY)
+    is_folder = os.path.isdir(folder)  # of a text in place of a path, as a path itself says not
+    require_in("folder", is_folder, str(folder), FOLDER, REPOSITORY)
     adapter = folder / ADAPTER
     cure = "Merge it into its model, and save that."
     got = f"an adapter ({ADAPTER}) in {folder}"

@@ -1,5 +1,6 @@
 """Models by their publisher's name, where the Hugging Face cache of this machine holds them."""
 
+import os
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +30,8 @@ def model_path(path: AnyPath, *, download: bool = False) -> Path:
     """
     local = as_path(path)
     match = NAME.fullmatch(local.as_posix())
-    if local.exists() or local.suffix == ".gguf" or match is None:
+    # A path itself cannot say of a long text that there is no such file.
+    if os.path.exists(local) or local.suffix == ".gguf" or match is None:
         return local
     name = match["name"]
     revision = match["revision"]

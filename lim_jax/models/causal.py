@@ -1,5 +1,6 @@
 """Causal language models over token ids, read from published checkpoints."""
 
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from lim_jax.checkpoints.checkpoint import json_object, open_checkpoint
 from lim_jax.checkpoints.decoder import read_decoder
 from lim_jax.checkpoints.families.family_table import recipe_of, refuse_unsupported
 from lim_jax.checkpoints.gguf_file import open_gguf
+from lim_jax.checkpoints.gguf_header import is_gguf
 from lim_jax.checkpoints.hub import model_path
 from lim_jax.checkpoints.multimodal import text_part
 from lim_jax.checkpoints.options import refuse_other_architectures
@@ -587,9 +589,10 @@ def open(
 def open_files(path: AnyPath, *, download: bool = False) -> Source:
     """Open a model's files as `load` takes them: read options and where tensors are, no weights."""
     path = model_path(path, download=download)
-    if path.suffix == ".gguf":
+    if is_gguf(path):
         return open_gguf(path)
-    if (config := path / "config.json").is_file():  # what it is, before how it is stored
+    config = path / "config.json"
+    if os.path.isfile(config):  # what it is, before how it is stored
         refuse_unsupported(json_object(config))
     return text_part(open_checkpoint(path))
 

@@ -1,5 +1,6 @@
 """A language model as a whole: a network, and what its publisher says of texts and answers."""
 
+import os
 from typing import Any, NamedTuple
 
 from lim_jax._checks import AnyPath, as_path, require
@@ -160,7 +161,7 @@ def _look_through(path: AnyPath, download: bool) -> dict[str, Any]:
     name = as_path(path).absolute().name.removesuffix(".gguf")
     path = model_path(path, download=download)
     require(
-        path.exists(),
+        os.path.exists(path),  # of a text in place of a path, as a path itself says not
         "model",
         got=f"{path}, which is not there",
         expected=EXPECTED,

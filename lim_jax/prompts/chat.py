@@ -26,6 +26,7 @@ CLOSES = "\ue001"
 WORD = re.compile(r"[\w $./:-]*")
 # What a message may have beside what is said.
 FURTHER = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
+NOTHING = (None, [])  # as logs have the calls of a message that calls nothing
 CALL = '{"type": "function", "function": {"name": "...", ...}}'
 Message = Mapping[str, Any]
 Pieces = Sequence[tuple[str, str]]
@@ -243,7 +244,7 @@ def _layout(
         further = {
             key: layout.mark_texts(message[key])
             for key in FURTHER.get(role, ())
-            if message.get(key) is not None
+            if message.get(key) not in NOTHING
         }
         turns.append({"role": role, "content": content, **further})
     open_end = messages[-1]["role"] == "assistant"
@@ -320,7 +321,7 @@ def require_messages(messages: Any) -> None:
         where = f"messages, message {number}"
         role = message.get("role")
         further = FURTHER.get(role, ()) if isinstance(role, str) else ()
-        calls = message.get("tool_calls") is not None
+        calls = message.get("tool_calls") not in NOTHING
         says = bool((content_text(message.get("content")) or "").strip())
         says = says or (calls and message.get("content") in (None, ""))
         require(
@@ -340,7 +341,7 @@ def require_messages(messages: Any) -> None:
             _require_functions(message["tool_calls"], f"{where}, tool_calls")
         _require_json([message.get(key) for key in further], where)
     require(
-        messages[-1].get("tool_calls") is None,
+        messages[-1].get("tool_calls") in NOTHING,
         "messages",
         got="a last one that calls tools",
         expected="the tools' answers after it",

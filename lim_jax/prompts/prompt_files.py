@@ -15,7 +15,7 @@ from lim_jax._checks import AnyPath, as_path, require
 from lim_jax._files import files_within, parsed_json, text_of_file
 from lim_jax.checkpoints.text import CURE_OF_CHATS, ChatTemplate
 from lim_jax.models import LanguageModel
-from lim_jax.models.loss_kinds import LossName, loss_kind
+from lim_jax.models.loss_kinds import LOSSES, LossName, loss_kind
 from lim_jax.prompts.chat import Message, chat_prompt, content_text, require_messages
 from lim_jax.prompts.contexts import (
     Context,
@@ -282,7 +282,7 @@ def _entries(data: Path, name: str = "data") -> list[tuple[str, Any]]:
 def _content(data: Path, name: str = "data") -> str:
     """Return the text of a file; raise ValueError if there is no such file."""
     require(
-        data.is_file(),
+        os.path.isfile(data),  # of a text in place of a path, as a path itself says not
         name,
         got=f"{data}, which is no file",
         expected="a text, or JSON lines in a file named .jsonl",
@@ -298,8 +298,8 @@ def _cut(encoded: EncodedText, data: Path, loss: LossName, max_length: int) -> l
         not kind.needs_answer,
         "loss",
         got=f"{loss} with {data}, a text without answers",
-        expected="next-token",
-        cure="Pass JSON lines with prompt and answer, or take the loss next-token.",
+        expected=" or ".join(name for name, other in LOSSES.items() if not other.needs_answer),
+        cure="Pass JSON lines with prompt and answer, or take one of these losses.",
     )
     targets = len(encoded.ids) - 1
     length = min(max_length, targets)

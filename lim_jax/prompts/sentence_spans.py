@@ -14,6 +14,7 @@ Span = tuple[int, int]  # of characters; the end is not of the span
 
 BLANK = re.compile(r"\n[^\S\n]*\n")
 SPACE = re.compile(r"\s*\n|[^\S\n]*")  # after a sentence; the next line's indentation is of it
+VISIBLE = re.compile(r"\S")
 FENCE = "```"
 # What begins a line that does not go on with the one before, what ends one that does not go on,
 # and how long the longest line of a wrapped paragraph is at least.
@@ -78,11 +79,19 @@ def _between(text: str, ends: Iterable[int]) -> list[Span]:
     """Cut a text at these ends, behind the white space after each, and return the spans."""
     cuts = [0]
     last = len(text.rstrip())
+    begun = _first_visible(text, 0)
     for end in ends:
-        if end < last and text[cuts[-1] : end].strip():
+        if begun < end < last:
             space = SPACE.match(text, end)
             cuts.append(space.end() if space else end)
+            begun = _first_visible(text, cuts[-1])
     return list(pairwise([*cuts, len(text)])) if text else []
+
+
+def _first_visible(text: str, start: int) -> int:
+    """Return where the first character is from a start on that is no white space, or the end."""
+    visible = VISIBLE.search(text, start)
+    return visible.start() if visible else len(text)
 
 
 def _blocks(text: str) -> Iterator[tuple[int, int, bool]]:

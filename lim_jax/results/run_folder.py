@@ -44,7 +44,7 @@ def run_folder(
     record = _record(command, arguments)
     kept = _kept_record(out)
     earlier = _files_of_record(kept)
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    made = [folder for folder in (out, *out.parents) if not os.path.exists(folder)]
     record_file = out / RECORD
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,8 @@ def finished_arguments(folder: Path, name: str) -> dict[str, Any]:
         expected="the folder of a run that is",
         cure="Run its command again: it goes on.",
     )
-    return record.get("arguments", {})
+    arguments = record.get("arguments")
+    return arguments if isinstance(arguments, dict) else {}  # of another program's record
 
 
 def _write_record(path: Path, record: Mapping[str, Any]) -> None:

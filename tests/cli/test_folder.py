@@ -9,13 +9,16 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from reference.networks import byte_network
 from tqdm import tqdm
 
+from lim_jax import models
 from lim_jax.cli import ask_command, explain_command, profile_command
 from lim_jax.cli.commands import main
-from lim_jax.prompts.prompt_files import read_documents
+from lim_jax.models import LanguageModel
+from lim_jax.prompts.prompt_files import read_documents, read_prompts
 from lim_jax.results import run_folder as runs
-from lim_jax.results.run_folder import finished_before, run_folder
+from lim_jax.results.run_folder import finished_arguments, finished_before, run_folder
 from lim_jax.results.tables import write_json
 
 ARGUMENTS = {"delta": 0.2, "only": ("loss", "cone"), "data": None}
@@ -244,6 +247,17 @@ def test_a_text_in_place_of_a_path_is_no_file(tmp_path):
     assert json.loads((tmp_path / "out" / "run.json").read_text())["read"] == {}
     with pytest.raises(ValueError, match="documents: got word .*which is no file and no folder"):
         read_documents(300 * "word ")
+    with pytest.raises(ValueError, match="data: got word .*which is no file"):
+        read_prompts(300 * "word ", LanguageModel(byte_network(8)), "next-token", 8)
+    for read in (LanguageModel.open, models.load):
+        with pytest.raises(ValueError, match="got .*word"):
+            read(300 * "word ")
+    with pytest.raises(ValueError, match="first: got word"):
+        main(["compare", 300 * "word ", "b", "--out", str(tmp_path / "compared")])
+    with pytest.raises(
+        ValueError, match="out: got word .*cannot be written to .File name too long"
+    ):
+        main(["counterexamples", "--out", 300 * "word "])
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -288,3 +302,10 @@ def test_what_is_not_finite_is_null(tmp_path):
     write_json(tmp_path / "numbers.json", document)
     read = json.loads((tmp_path / "numbers.json").read_text())
     assert read == {"one": [1.5, None], "two": {"error": None}, "three": [1, None]}
+
+
+@pytest.mark.parametrize("arguments", [[], None, "loss"])
+def test_a_record_that_no_run_wrote_has_no_arguments(arguments, tmp_path):
+    """As of another program, whose file is called run.json too."""
+    (tmp_path / "run.json").write_text(json.dumps({"finished": {}, "arguments": arguments}))
+    assert finished_arguments(tmp_path, "first") == {}

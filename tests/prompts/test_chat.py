@@ -299,3 +299,15 @@ def test_an_answer_in_a_chat_ends_at_the_turns_end_too(monkeypatch):
     assert calls == [(endoftext, im_end), (endoftext,)]
     assert (in_chat.cut, plain.cut) == (False, True)
     assert im_end not in in_chat.window[-2:] and plain.window[-1] == im_end
+
+
+def test_no_calls_in_a_list_are_none():
+    """As exported logs have them, of messages that say something."""
+    template = ChatTemplate(CHATML, MARKS)
+    empty = {"tool_calls": []}
+    said = {"role": "assistant", "content": "Yes."}
+    for chat in ([USER, said, USER], [USER, said]):
+        listed = [one | empty if one is said else one for one in chat]
+        assert chat_prompt(listed, template) == chat_prompt(chat, template)
+    with pytest.raises(ValueError, match="message 2: got"):
+        chat_prompt([USER, {"role": "assistant", "content": "", **empty}, USER], template)

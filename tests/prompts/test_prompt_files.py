@@ -634,3 +634,13 @@ def test_an_empty_text_is_told_by_its_number_of_tokens(tmp_path, letters):
                 read_prompts(file, model, "next-token", 5)
         with pytest.raises(ValueError, match="line 1: got no tokens of prompt, answer or foil"):
             read_prompts(contrast, model, "contrast", 5)
+
+
+def test_a_text_is_told_every_loss_that_it_can_be_asked_by(tmp_path, letters):
+    data = tmp_path / "data.txt"
+    data.write_text("abc")
+    named = "expected next-token or last-token or own-margin"
+    with pytest.raises(ValueError, match=f"loss: got contrast with .*{named}"):
+        read_prompts(data, letters, "contrast", 5)
+    for loss in ("next-token", "last-token", "own-margin"):
+        assert read_prompts(data, letters, loss, 5)

@@ -1,6 +1,7 @@
 """Texts cut into sentences and paragraphs: what each rule says, and every character once."""
 
 import random
+import time
 
 import pytest
 
@@ -143,3 +144,12 @@ def test_every_character_is_in_exactly_one(cut):
         spans = cut(text)
         assert [0, *(end for _, end in spans)] == [*(start for start, _ in spans), len(text)]
         assert all(text[start:end].strip() for start, end in spans) or not text.strip()
+
+
+@pytest.mark.parametrize("cut", [sentences, paragraphs])
+def test_white_space_is_cut_in_time_of_its_length(cut):
+    """Of a hundred thousand blank lines before a letter each was looked through anew."""
+    text = " \n" * 100_000 + "a"
+    began = time.perf_counter()
+    assert cut(text) == [(0, len(text))]
+    assert time.perf_counter() - began < 2
