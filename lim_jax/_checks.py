@@ -134,7 +134,8 @@ def as_int(
         value = least - 1 if isinstance(number, bool | np.bool_) else operator.index(number)
     except TypeError:
         value = least - 1
-    expected = expected or f"a whole number known before tracing, at least {least}"
+    bounds = f"at least {least}" if most is None else f"from {least} to {most}"
+    expected = expected or f"a whole number known before tracing, {bounds}"
     holds = least <= value <= (value if most is None else most)
     require(holds, name, got=described(number), expected=expected, cure=cure)
     return value

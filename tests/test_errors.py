@@ -31,7 +31,7 @@ from lim_jax import (
     training,
 )
 from lim_jax._argument_error import MissingPackage, Refusal
-from lim_jax._checks import error_if, require_extra, warn_of_miscompiling_jaxlib
+from lim_jax._checks import as_int, error_if, require_extra, warn_of_miscompiling_jaxlib
 from lim_jax._errors import RefusedValue
 from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.adjoint.criteria import recency_survival
@@ -704,3 +704,17 @@ def test_an_error_of_ours_comes_back_from_another_process():
         again = pickle.loads(pickle.dumps(error))
         assert type(again) is type(error) and str(again) == str(error)
         assert getattr(again, "name", None) == getattr(error, "name", None)
+
+
+@pytest.mark.parametrize(
+    ("number", "bounds", "message"),
+    [
+        (2**32, {"least": 0, "most": 2**32 - 1}, "from 0 to 4294967295. Pass"),
+        (0, {}, "at least 1. Pass"),
+    ],
+)
+def test_a_whole_number_out_of_range_is_told_its_range(number, bounds, message):
+    with pytest.raises(
+        ValueError, match=f"seed: got {number}, expected a whole number.* {message}"
+    ):
+        as_int(number, "seed", **bounds)
