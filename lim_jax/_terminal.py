@@ -2,9 +2,16 @@
 
 import re
 
-# Control characters, Unicode's own ends of lines, marks that turn writing round, and halves of
-# pairs, which no encoding has and which stand in names of files that are not in UTF-8.
-OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\ud800-\udfff]")
+OBEYED = re.compile(
+    "[\x00-\x1f\x7f-\x9f"  # control characters
+    "\u2028\u2029"  # Unicode's own ends of lines
+    # Embeddings and overrides, which turn what follows round, even letters of another direction.
+    # Marks and isolates (U+200F, U+2068) stay: right-to-left writing has them, and they turn no
+    # letters.
+    "\u202a-\u202e"
+    # Halves of pairs, which no encoding has, and names of files that are not in UTF-8.
+    "\ud800-\udfff]"
+)
 MARKS = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
