@@ -16,7 +16,7 @@ from typing import Any
 try:
     from lim_jax._argument_error import refusal
     from lim_jax._terminal import in_one_line
-    from lim_jax.cli.commands import STOPPED, as_flags
+    from lim_jax.cli.commands import STOPPED, as_flags, option_names
     from lim_jax.cli.commands import main as run
     from lim_jax.cli.program_cache import keep_programs
 
@@ -64,10 +64,12 @@ def _run_and_report() -> int:
     """Run the command with warnings in one line each; print an error of ours and return 2."""
     sys.unraisablehook = partial(_interrupt_again, sys.unraisablehook)
     pressed = _presses()
+    arguments: list[str] = []
     try:
         with warnings.catch_warnings():
             warnings.showwarning = partial(_print_once, set())
-            status = run(keep_programs(sys.argv[1:]))
+            arguments = keep_programs(sys.argv[1:])
+            status = run(arguments)
     except KeyboardInterrupt:  # once more, while the first was told of
         status = INTERRUPTED
     except Exception as error:
@@ -78,7 +80,8 @@ def _run_and_report() -> int:
         elif words is None:
             raise
         else:
-            print(f"lim-jax: {in_one_line(as_flags(words))}", file=sys.stderr)
+            told = in_one_line(as_flags(words, option_names(arguments)))
+            print(f"lim-jax: {told}", file=sys.stderr)
             return 2
     if status == INTERRUPTED:
         _leave()

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tyro
 from matplotlib.figure import Figure
 from reference.as_users import ROOT, run_python
 
@@ -27,7 +28,7 @@ from lim_jax._checks import error_if
 from lim_jax._errors import RefusedValue
 from lim_jax.cli import commands, reproduce_command
 from lim_jax.cli import rates_command as rates_command
-from lim_jax.cli.argument_check import require_arguments
+from lim_jax.cli.argument_check import as_arguments
 from lim_jax.cli.commands import main
 from lim_jax.cli.rates_command import rates
 from lim_jax.limits import paper_studies
@@ -407,7 +408,25 @@ def test_a_wrong_argument_is_told_in_one_line(given, monkeypatch, capsys):
     ],
 )
 def test_right_arguments_are_not_refused(given):
-    assert require_arguments("ask", commands._command("ask"), given.split()) is None
+    assert as_arguments("ask", commands._command("ask"), given.split())
+
+
+def test_a_text_that_begins_with_a_dash_is_a_text(monkeypatch):
+    """Where it holds white space, which no option does, or stands behind an equals sign."""
+    asked = []
+
+    def ask(model: tyro.conf.Positional[str], question: tyro.conf.Positional[str], foil: str = ""):
+        asked.append((model, question, foil))
+        return 0
+
+    monkeypatch.setattr(commands, "_command", lambda name: ask)
+    for foil in (["--foil", "-yes he did"], ["--foil=-yes he did"]):
+        assert main(["ask", *foil, "m", "-who are you?"]) == 0
+    assert asked == 2 * [("m", "-who are you?", "-yes he did")]
+    assert main(["ask", "m", "who?", "--foil=-x"]) == 0
+    assert asked[-1] == ("m", "who?", "-x")
+    with pytest.raises(ValueError, match="--foil has no value; pass a value after it, as --foil="):
+        main(["ask", "m", "who?", "--foil", "-x"])
 
 
 @pytest.mark.slow
@@ -597,13 +616,17 @@ def test_arguments_in_errors_are_the_commands_own(monkeypatch, in_process, capsy
     """The library says what Python passes: there are no flags in its errors."""
     said = "data: got 9, expected 8. Raise `max_length`, or take `html=False`, (`loss='answer'`)."
     flags = "data: got 9, expected 8. Raise --max-length, or take --no-html, (--loss answer)."
-    assert commands.as_flags(said) == flags
-    assert commands.as_flags("out: got /a/`b`") == "out: got /a/`b`", "a name of a file is left"
+    options = commands.option_names(["profile", "m"])
+    assert commands.as_flags(said, options) == flags
+    for name in ("out: got /a/`b`", "line 1: got see `foo` here, expected (`bar=1`)"):
+        assert commands.as_flags(name, options) == name, "what a user wrote is left"
+    assert commands.option_names([]) == commands.option_names(["--help"]) == frozenset()
 
     def run(arguments):
         raise Refusal(said)
 
     monkeypatch.setattr(__main__, "run", run)
+    monkeypatch.setattr(sys, "argv", ["lim-jax", "profile", "m"])
     assert __main__.main() == 2 and capsys.readouterr().err == f"lim-jax: {flags}\n"
 
 

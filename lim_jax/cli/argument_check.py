@@ -12,68 +12,103 @@ import tyro
 
 from lim_jax._argument_error import Refusal
 
-FLAG = re.compile(r"--?[A-Za-z]")
+# White space before an equals sign is in a text, such as "-who are you?", and in no option.
+FLAG = re.compile(r"--?[A-Za-z][^\s=]*(=.*)?", re.DOTALL)
 NUMBERS = {int: "a whole number", float: "a number"}
 
 
 class Argument(NamedTuple):
     """An argument of a command: its name on the command line, and the values that it takes."""
 
-    usage: str
+    flag: str  # such as --out; of a positional one too, which is given without
+    metavar: str
     kind: Any
     required: bool
     positional: bool
 
+    @property
+    def name(self) -> str:
+        """What errors call it: its flag, or what stands in its place in the usage."""
+        return self.metavar if self.positional else self.flag
 
-def require_arguments(name: str, command: Callable[..., int], words: Sequence[str]) -> None:
-    """Raise a `Refusal` of one line unless the command takes these arguments."""
+    @property
+    def usage(self) -> str:
+        """How it is given, if it must be."""
+        return self.metavar if self.positional else f"{self.flag} {self.metavar}"
+
+
+class Option(NamedTuple):
+    """An option that was given: its flag, as it was written, and its values."""
+
+    flag: str
+    argument: Argument
+    values: list[str]
+
+    @property
+    def words(self) -> list[str]:
+        """The words of the command line, in which a value that begins with a dash is one."""
+        if len(self.values) == 1:
+            return [f"{self.flag}={self.values[0]}"]
+        return [self.flag, *self.values]
+
+
+def as_arguments(name: str, command: Callable[..., int], words: Sequence[str]) -> list[str]:
+    """Return a command's words with its options first, which no text is then taken for.
+
+    Raise a `Refusal` of one line unless the command takes these arguments.
+    """
     if {"-h", "--help"} & set(words):
-        return
+        return list(words)
     arguments = _arguments(command)
-    values, positional = _by_option(name, arguments, words)
+    options, positional = _by_option(name, arguments, words)
     wanted = [argument for argument in arguments if argument.positional]
     if len(positional) > len(wanted):
         extra = positional[len(wanted)]
-        expected = " and ".join(argument.usage for argument in wanted) or "options alone"
+        expected = " and ".join(argument.metavar for argument in wanted) or "options alone"
         raise _refusal(name, repr(extra), "is one argument too many", f"it takes {expected}")
-    reached = [argument for argument, _ in values] + wanted[: len(positional)]
+    reached = [option.argument for option in options] + wanted[: len(positional)]
     missing = [a.usage for a in arguments if a.required and a not in reached]
     if missing:
         verb = "are" if len(missing) > 1 else "is"
         usage = " ".join(a.usage for a in arguments if a.required)
         names = ", ".join(missing)
         raise _refusal(name, names, f"{verb} missing", f"the command is lim-jax {name} {usage}")
-    for argument, words_of_option in values:
-        _require_values(name, argument, words_of_option)
+    for option in options:
+        _require_values(name, option.argument, option.values)
     for argument, word in zip(wanted, positional, strict=False):
         _require_values(name, argument, [word])
+    words_of_options = [word for option in options for word in option.words]
+    return [*words_of_options, "--", *positional] if positional else words_of_options
 
 
 def _by_option(
     name: str, arguments: Sequence[Argument], words: Sequence[str]
-) -> tuple[list[tuple[Argument, list[str]]], list[str]]:
+) -> tuple[list[Option], list[str]]:
     """Return each option with its words, and the words of none; refuse flags of no option."""
-    flags = {flag: a for a in arguments if not a.positional for flag in _flags(a)}
-    values: list[tuple[Argument, list[str]]] = []
+    by_flag = {flag: a for a in arguments if not a.positional for flag in _flags(a)}
+    options: list[Option] = []
     positional: list[str] = []
     rest = list(words)
     while rest:
         word = rest.pop(0)
-        if not FLAG.match(word):
+        if not FLAG.fullmatch(word):
             positional.append(word)
             continue
         flag, equals, value = word.partition("=")
-        argument = flags.get(flag.replace("_", "-"))
+        spelt = flag.replace("_", "-")
+        argument = by_flag.get(spelt)
         if argument is None:
             raise _refusal(
-                name, flag, "is no option", f"the options are {_list_flags(flags)}", flags
+                name, flag, "is no option", f"the options are {_list_flags(by_flag)}", by_flag
             )
         if equals:
             rest.insert(0, value)
-        words_of_option = _option_values(argument, rest, literal=bool(equals))
-        del rest[: len(words_of_option)]
-        values.append((argument, words_of_option))
-    return values, positional
+        values = _option_values(argument, rest, literal=bool(equals))
+        del rest[: len(values)]
+        if not values:
+            _require_values(name, argument, values)
+        options.append(Option(spelt, argument, values))
+    return options, positional
 
 
 def _arguments(command: Callable[..., int]) -> list[Argument]:
@@ -86,15 +121,14 @@ def _arguments(command: Callable[..., int]) -> list[Argument]:
         metavar = next((m.metavar for m in marks if getattr(m, "metavar", None)), "VALUE")
         positional = tyro.conf.Positional in marks
         required = parameter.default is parameter.empty
-        usage = metavar if positional else f"--{name.replace('_', '-')}"
-        usage += f" {metavar}" if required and not positional else ""
-        arguments.append(Argument(usage, plain[name], required, positional))
+        flag = f"--{name.replace('_', '-')}"
+        arguments.append(Argument(flag, metavar, plain[name], required, positional))
     return arguments
 
 
 def _flags(argument: Argument) -> list[str]:
     """Return the flags of an option: that of a bool has a negative too."""
-    flag = argument.usage.partition(" ")[0]
+    flag = argument.flag
     return [flag, f"--no-{flag[2:]}"] if argument.kind is bool else [flag]
 
 
@@ -105,7 +139,7 @@ def _option_values(argument: Argument, rest: Sequence[str], *, literal: bool) ->
     most = len(rest) if get_origin(argument.kind) is tuple else 1
     values = []
     for number, token in enumerate(rest[:most]):
-        if FLAG.match(token) and not (literal and number == 0):
+        if FLAG.fullmatch(token) and not (literal and number == 0):
             break
         values.append(token)
     return values
@@ -113,7 +147,6 @@ def _option_values(argument: Argument, rest: Sequence[str], *, literal: bool) ->
 
 def _require_values(name: str, argument: Argument, values: Sequence[str]) -> None:
     """Raise a `Refusal` if an option lacks its value, or if a value is of another type."""
-    flag = argument.usage.partition(" ")[0]
     kinds = _kinds(argument.kind)
     choices = [choice for kind in kinds for choice in _choices(kind)]
     number = next((NUMBERS[kind] for kind in kinds if kind in NUMBERS), None)
@@ -121,12 +154,15 @@ def _require_values(name: str, argument: Argument, values: Sequence[str]) -> Non
     if argument.kind is bool:
         return
     if not values and get_origin(argument.kind) is not tuple:
-        raise _refusal(name, flag, "has no value", f"pass {expected} after it")
+        dash = f", as {argument.flag}=VALUE if it begins with a dash" if str in kinds else ""
+        accepted = f"pass {expected} after it{dash}"
+        raise _refusal(name, argument.name, "has no value", accepted)
     for value in values:
         if Path in kinds and not value:  # which would be the current folder
-            raise _refusal(name, f"{flag} ''", "is empty", "pass a path")
+            raise _refusal(name, f"{argument.name} ''", "is empty", "pass a path")
         if not any(_fits(kind, value) for kind in kinds):
-            raise _refusal(name, f"{flag} {value}", "is not accepted", f"pass {expected}", choices)
+            got = f"{argument.name} {value}"
+            raise _refusal(name, got, "is not accepted", f"pass {expected}", choices)
 
 
 def _kinds(kind: Any) -> list[Any]:

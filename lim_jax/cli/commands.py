@@ -3,15 +3,17 @@
 import re
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
+from inspect import signature
 
 import tyro
 
 from lim_jax._argument_error import Refusal
-from lim_jax.cli.argument_check import require_arguments
+from lim_jax.cli.argument_check import as_arguments
 
 ARGUMENT = re.compile(r"(?<![^\s(])`(\w+)(?:=([^`]*))?`")
 QUOTES = "'\""
@@ -64,17 +66,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def as_flags(words: str) -> str:
+def option_names(arguments: Sequence[str]) -> frozenset[str]:
+    """Return the arguments in Python of the command that words name; none without a command."""
+    name = next(iter(arguments), "")
+    return frozenset(signature(_command(name)).parameters if name in COMMANDS else ())
+
+
+def as_flags(words: str, options: Collection[str]) -> str:
     """Write arguments in an error as the command takes them: `max_length` as --max-length.
 
-    >>> as_flags("Raise `max_length`, take `loss='answer'` or `html=False`.")
-    'Raise --max-length, take --loss answer or --no-html.'
+    Other words in backquotes are somebody's own, such as a document's.
+
+    >>> options = ("max_length", "loss", "html")
+    >>> as_flags("Raise `max_length`, take `loss='answer'` or `html=False`; `foo`.", options)
+    'Raise --max-length, take --loss answer or --no-html; `foo`.'
     """
-    return ARGUMENT.sub(_flag, words)
+    return ARGUMENT.sub(partial(_flag, options), words)
 
 
-def _flag(argument: re.Match[str]) -> str:
-    """Return the option for one argument in backquotes."""
+def _flag(options: Collection[str], argument: re.Match[str]) -> str:
+    """Return the option for one argument in backquotes, or what stood there if it is none."""
+    if argument[1] not in options:
+        return argument[0]
     name = argument[1].replace("_", "-")
     value = argument[2]
     if value == "False":
@@ -87,8 +100,8 @@ def _run(arguments: Sequence[str]) -> int:
     match list(arguments):
         case [name, *given] if name in COMMANDS:
             command = _command(name)
-            require_arguments(name, command, given)
-            return tyro.cli(command, prog=f"lim-jax {name}", args=given)
+            words = as_arguments(name, command, given)
+            return tyro.cli(command, prog=f"lim-jax {name}", args=words)
         case ["--version"]:
             print(f"lim-jax {version('lim_jax')}")
         case [] | ["-h" | "--help", *_]:

@@ -38,6 +38,7 @@ def undrawn(monkeypatch):
 
 def test_each_character_that_is_obeyed_has_a_mark():
     assert in_one_line(HOSTILE) == SHOWN
+
     assert in_lines(HOSTILE) == SHOWN.replace("⏎", "\n")
     for text in ("خلف المسجد", "👩‍👩‍👧", "日本　語", "naïve café", "a\u200fb", "\u2068a\u2069"):
         assert in_one_line(text) == text, "writing is left as it is"
