@@ -119,11 +119,14 @@ def explain(
         unfinished = folder / UNFINISHED
         opened = open_model(model, download, compute)
         lines = read_prompts(data, opened, loss, max_length)
+        _require_within(opened.network, len(lines), contexts, depth)
         order = jax.random.permutation(choice_key, len(lines))[:most].tolist()
-        lines = [lines[number] for number in order]
-        opened, answers = _answer_lines(opened, lines, loss, memory, unfinished)
+        chosen = [lines[number] for number in order]
+        opened = _place_weights(opened, chosen, memory, unfinished)
+        answers = answer_contexts(chosen, opened, loss, ANSWER, unfinished)
+        print("".join(f"{line}\n" for line in own_answer_lines(chosen, answers, opened)), end="")
+        require_fitting(opened.network, answers)
         batch = batch_contexts(answers)
-        _require_within(opened.network, batch, contexts, depth)
         # The clock may choose another number when the run is taken up: the first one holds.
         count = contexts or count_recorded_contexts(unfinished)
         task, budget = _choose_task(opened, batch, loss, delta, count)
@@ -160,20 +163,15 @@ class ExplainTask(NamedTuple):
         return f"{self.opened.name}, {self.loss}"
 
 
-def _answer_lines(
+def _place_weights(
     opened: LanguageModel,
     lines: Sequence[Context | PromptOnly],
-    loss: LossName,
     memory: float | None,
     unfinished: Path,
-) -> tuple[LanguageModel, list[Context]]:
-    """Place the model's weights, and let it answer the lines without an answer."""
+) -> LanguageModel:
+    """Read the model's weights where they fit beside the lines that are first looked at."""
     tokens = min(FIRST_LOOK, len(lines)) * max(line.length for line in lines)
-    opened = network_within(opened, memory=memory, tokens=tokens, unfinished=unfinished)
-    answers = answer_contexts(lines, opened, loss, ANSWER, unfinished)
-    print("".join(f"{line}\n" for line in own_answer_lines(lines, answers, opened)), end="")
-    require_fitting(opened.network, answers)
-    return opened, answers
+    return network_within(opened, memory=memory, tokens=tokens, unfinished=unfinished)
 
 
 def _choose_task(
@@ -220,18 +218,18 @@ def _require_options(max_length: int, delta: float, html: bool) -> None:
         require_page_packages()
 
 
-def _require_within(
-    network: CausalLM, batch: ContextBatch, contexts: int | None, depth: int
-) -> None:
+def _require_within(network: CausalLM, lines: int, contexts: int | None, depth: int) -> None:
     """Raise ValueError for more contexts than the data have, or a depth that is no layer's."""
     require(
-        contexts is None or contexts <= len(batch.windows),
+        contexts is None or contexts <= lines,
         "contexts",
         got=f"{contexts}",
-        expected=f"at most {len(batch.windows)}, those of the data",
+        expected=f"at most {lines}, those of the data",
         cure="Give more data, or leave --contexts out.",
     )
-    as_int(depth, "depth", least=0, most=network.flow.depth - 1, expected="a layer's depth")
+    last = network.flow.depth - 1
+    expected = f"a layer's depth, from 0 to {last}"
+    as_int(depth, "depth", least=0, most=last, expected=expected)
 
 
 def announcement(

@@ -639,3 +639,26 @@ def test_explain_refuses_before_it_measures(monkeypatch, folder, tmp_path, argum
 def test_explain_takes_a_model_and_data(arguments):
     with pytest.raises(ValueError, match="missing; the command is lim-jax explain MODEL --data"):
         main(["explain", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--depth", "2", "depth: got 2, expected a layer's depth, from 0 to 1"),
+        ("--contexts", "3", "contexts: got 3, expected at most 2, those of the data"),
+    ],
+)
+def test_what_the_model_cannot_be_asked_is_refused_before_it_answers(
+    option, value, message, tmp_path, monkeypatch
+):
+    def answer(*_):
+        raise AssertionError("the model answers")
+
+    monkeypatch.setattr(explain_command, "answer_contexts", answer)
+    data = tmp_path / "data.jsonl"
+    data.write_text(2 * '{"prompt": "abc"}\n')
+    (tmp_path / "weights").mkdir()
+    folder = write_with_letters(tmp_path / "weights", CONFIGS["llama"])
+    arguments = ["--data", str(data), "--loss", "answer", "--out", str(tmp_path / "out")]
+    with pytest.raises(ValueError, match=message):
+        main(["explain", str(folder), *arguments, option, value])
