@@ -2,6 +2,7 @@
 
 import codecs
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,12 +132,19 @@ def _extract(file: Path, name: str, package: str) -> str:
 
 def _read_docx(file: Path) -> str:
     """Return paragraphs and tables of a Word document in order, one line per table row."""
-    lines = []
-    for part in docx.Document(str(file)).iter_inner_content():
-        rows = getattr(part, "rows", None)
-        table = [[cell.text for cell in row.cells] for row in rows or ()]
-        lines += [part.text] if rows is None else ["\t".join(cells) for cells in table]
-    return "\n".join(lines)
+    return "\n".join(_lines_of_docx(docx.Document(str(file))))
+
+
+def _lines_of_docx(part: Any) -> Iterator[str]:
+    """Yield the paragraphs and rows of a document, or of a cell with all that is inside."""
+    for block in part.iter_inner_content():
+        rows = getattr(block, "rows", None)
+        if rows is None:
+            yield block.text
+            continue
+        for row in rows:
+            cells = {cell._tc: cell for cell in row.cells}  # a merged one comes for each column
+            yield "\t".join("\n".join(_lines_of_docx(cell)) for cell in cells.values())
 
 
 def parsed_json(text: str, where: str, cure: str) -> Any:
