@@ -7,11 +7,19 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lim_jax._argument_error import Refusal
-from lim_jax._checks import as_int, described, require, require_kind
+from lim_jax._checks import (
+    as_int,
+    as_nonnegative,
+    described,
+    error_if_not_finite,
+    require,
+    require_kind,
+)
 from lim_jax.models.loss_kinds import LossName
 from lim_jax.prompts.contexts import Context, PromptOnly, positions_by_name
 from lim_jax.prompts.prompt_files import Line, context_of_line
 
+MEASURE = "Measure the windows of contexts."
 Orders = Int[np.ndarray, "orders places"]
 
 
@@ -33,24 +41,42 @@ class ShuffledContexts(NamedTuple):
     contexts: tuple[Context, ...]
 
     def shares(self, energies: Sequence[Any]) -> Float[np.ndarray, "orders places"]:
-        """Return the share of Z that the document at each place holds, in each order."""
+        """Return the share of Z that the document at each place holds, in each order.
+
+        Raise ValueError unless there is an energy for each token, none of them below zero, and in
+        each order one above it.
+        """
         several = isinstance(energies, Sequence | np.ndarray)
         shapes = [np.shape(energy) for energy in energies] if several else []
-        fits = shapes == [(context.length,) for context in self.contexts]
+        lengths = [(context.length,) for context in self.contexts]
         require(
-            fits,
+            shapes == lengths,
             "energies",
-            got=f"those of {len(shapes)} contexts",
-            expected=f"of {len(self.contexts)}, a number for each token",
-            cure="Measure the windows of contexts.",
+            got=f"shapes {_listed(shapes)}",
+            expected=f"{_listed(lengths)}, a number for each token",
+            cure=MEASURE,
         )
         rows = []
-        for energy, context, order in zip(energies, self.contexts, self.orders, strict=True):
-            energy = np.asarray(energy, float)
+        contexts = zip(energies, self.contexts, self.orders, strict=True)
+        for number, (energy, context, order) in enumerate(contexts):
+            energy = error_if_not_finite(np.asarray(energy, float), "energies")
+            energy = as_nonnegative(energy, "energies", MEASURE)
+            require(
+                energy.any(),
+                "energies",
+                got=f"zeros alone in order {number}",
+                expected="some energy, of which documents have shares",
+                cure=MEASURE,
+            )
             positions = positions_by_name(context.spans)
             names = [self.names[document] for document in order]
-            rows.append([energy[positions[name]].sum() / (energy.sum() or 1) for name in names])
+            rows.append([energy[positions[name]].sum() / energy.sum() for name in names])
         return np.array(rows)
+
+
+def _listed(shapes: Sequence[tuple[int, ...]]) -> str:
+    """Return shapes in words, as an error has them."""
+    return " and ".join(map(str, shapes)) or "none"
 
 
 def cyclic_orders(documents: int, orders: int, seed: int | Sequence[int] = 0) -> Orders:

@@ -115,3 +115,23 @@ def test_seeds_are_whole_numbers(seed):
 def test_orders_are_permutations(orders, message):
     with pytest.raises(ValueError, match=message):
         shuffle_documents(LINE, orders, None, "answer", 99)
+
+
+@pytest.mark.usefixtures("as_users_run")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda energy: energy * np.nan, "energies: got NaN or infinite values"),
+        (lambda energy: energy * 0, "energies: got zeros alone in order 0, expected"),
+        (lambda energy: energy - 1, "energies: got a number below zero"),
+        (lambda energy: energy[1:], r"got shapes \(\d+,\) and \(\d+,\), expected \(\d+,\) and"),
+    ],
+)
+def test_energies_that_have_no_shares_are_refused(change, message):
+    documents = named_documents([Document("", "Wrens sing."), Document("", "Rowans grow.")])
+    line = Line("here", documents=documents, question="Who sings?", answer=" wrens")
+    shuffled = shuffle_documents(line, cyclic_orders(2, 2), None, "answer", 80)
+    energies = [np.full(context.length, 0.5) for context in shuffled.contexts]
+    assert shuffled.shares(energies).shape == (2, 2)
+    with pytest.raises(ValueError, match=message):
+        shuffled.shares([change(energy) for energy in energies])
