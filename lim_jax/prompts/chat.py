@@ -19,9 +19,7 @@ from lim_jax.prompts.documents import (
 )
 from lim_jax.prompts.templates import render_chats
 
-# Around a piece's number they stand for it; no text has these, which Unicode leaves to everyone.
-OPENS = "\ue000"
-CLOSES = "\ue001"
+PRIVATE = range(0xE000, 0xF8FF)  # letters that Unicode leaves to everyone
 # Names of functions and of types, which templates compare, and which spell no token of control.
 WORD = re.compile(r"[\w $./:-]*")
 # What a message may have beside what is said.
@@ -30,6 +28,17 @@ NOTHING = (None, [])  # as logs have the calls of a message that calls nothing
 CALL = '{"type": "function", "function": {"name": "...", ...}}'
 Message = Mapping[str, Any]
 Pieces = Sequence[tuple[str, str]]
+
+
+class _Marks(NamedTuple):
+    """Two letters that are in no text: around a piece's number they stand for it."""
+
+    opens: str
+    closes: str
+
+    def around(self, number: int) -> str:
+        """Return what stands for a piece."""
+        return f"{self.opens}{number}{self.closes}"
 
 
 class _Text(NamedTuple):
@@ -129,8 +138,9 @@ def chat_prompt(
     if named:
         beside = _beside(messages, tools, named)
         layouts = [beside, _layout(messages, tools, document_pieces(named))]
-    layout, text, frame = _choose_layout(template, layouts)
-    piece_spans, control = _find_pieces(layout, text, frame)
+    marks = _unused_marks(template.source, *(text for one in layouts for text, _ in one.pieces))
+    layout, text, frame = _choose_layout(template, layouts, marks)
+    piece_spans, control = _find_pieces(layout, text, frame, marks)
     end = len(text)
     if not layout.chat["add_generation_prompt"]:
         (last,) = layout.chat["messages"][-1]["content"].numbers
@@ -149,7 +159,7 @@ def turn_ends(template: ChatTemplate, tokenizer: Any) -> tuple[int, ...]:
 
     Publishers' files do not always name it among those that end an answer.
     """
-    answer = f"{OPENS}0{CLOSES}"
+    answer = _unused_marks(template.source).around(0)
     question = {"role": "user", "content": "?"}
     chat = [question, {"role": "assistant", "content": answer}, question]
     (outcome,) = render_chats(template, [{"messages": chat, "add_generation_prompt": False}])
@@ -160,20 +170,22 @@ def turn_ends(template: ChatTemplate, tokenizer: Any) -> tuple[int, ...]:
     return (ids[max(ends, key=len)],) if ends else ()
 
 
-def _choose_layout(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[_Layout, str, str]:
+def _unused_marks(*texts: str) -> _Marks:
+    """Return two letters that none of these texts has."""
+    used = set().union(*texts)
+    opens, closes, *_ = (letter for letter in map(chr, PRIVATE) if letter not in used)
+    return _Marks(opens, closes)
+
+
+def _choose_layout(
+    template: ChatTemplate, layouts: Sequence[_Layout], marks: _Marks
+) -> tuple[_Layout, str, str]:
     """Render the layouts; return the one that the template reads, its text, and that with marks."""
     texts = [[text for text, _ in layout.pieces] for layout in layouts]
-    require(
-        OPENS not in "".join(texts[-1]),
-        "messages",
-        got=f"the letter {OPENS!r}",
-        expected="texts without this letter",
-        cure="Leave it out: it marks where a text is.",
-    )
-    marks = [[f"{OPENS}{n}{CLOSES}" for n in range(len(layout.pieces))] for layout in layouts]
+    marked = [[marks.around(n) for n in range(len(layout.pieces))] for layout in layouts]
     chats = [
         _fill(layout.chat, piece_texts)
-        for layout, *both in zip(layouts, texts, marks, strict=True)
+        for layout, *both in zip(layouts, texts, marked, strict=True)
         for piece_texts in both
     ]
     reduced_chats = dict(_without_calls(chats[-2]))
@@ -181,7 +193,7 @@ def _choose_layout(template: ChatTemplate, layouts: Sequence[_Layout]) -> tuple[
     outcomes, reduced_outcomes = outcomes[: len(chats)], outcomes[len(chats) :]
     # With documents, the first layout is the template's own place for them: is there one?
     numbers = [document["text"].numbers[0] for document in layouts[0].chat.get("documents", ())]
-    beside = bool(numbers) and all(marks[0][n] in outcomes[1].get("text", "") for n in numbers)
+    beside = bool(numbers) and all(marked[0][n] in outcomes[1].get("text", "") for n in numbers)
     outcome_of_texts, outcome_of_marks = outcomes[:2] if beside else outcomes[-2:]
     error = outcome_of_texts.get("error", outcome_of_marks.get("error"))
     require(
@@ -269,13 +281,13 @@ def _beside(messages: Sequence[Message], tools: Any, documents: Sequence[Documen
 
 
 def _find_pieces(
-    layout: _Layout, text: str, frame: str
+    layout: _Layout, text: str, frame: str, marks: _Marks
 ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
     """Find where each piece stands in a text, by the frame with marks in their places.
 
     The second list has what stands between them, in order.
     """
-    split_frame = re.split(f"{OPENS}(\\d+){CLOSES}", frame)
+    split_frame = re.split(rf"{marks.opens}(\d+){marks.closes}", frame)
     numbers = [int(number) for number in split_frame[1::2]]
     names = {layout.pieces[number][1] for number in layout.required - set(numbers)}
     _require_none_left_out(sorted(names - {""}))

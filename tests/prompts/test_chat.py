@@ -150,7 +150,6 @@ def test_a_message_is_not_called_as_a_document_is(source):
         ("{{ messages[0].content | upper }}", [USER], "changes, expected texts that can be found"),
         ("{{ messages[-1].content }}", TALK, "got assistant 2, user 1, which the .* leaves"),
         ("{% for", [USER], "chat template refuses .TemplateSyntaxError"),
-        (CHATML, [{"role": "user", "content": "\ue000"}], "messages: got the letter"),
         (CHATML, [*CALLS[:1], CALLS[1] | {"content": "a"}, CALLS[2]], "the calls of message 2, wh"),
     ],
 )
@@ -311,3 +310,14 @@ def test_no_calls_in_a_list_are_none():
         assert chat_prompt(listed, template) == chat_prompt(chat, template)
     with pytest.raises(ValueError, match="message 2: got"):
         chat_prompt([USER, {"role": "assistant", "content": "", **empty}, USER], template)
+
+
+def test_no_letter_of_a_text_is_taken_for_a_mark():
+    """As of fonts with letters of their own; the marks are then others."""
+    template = ChatTemplate(CHATML, MARKS)
+    own = "\ue000" + "0" + "\ue001"
+    plain = chat_prompt([{"role": "user", "content": "abc"}], template)
+    ours = chat_prompt([{"role": "user", "content": own}], template)
+    assert ours.text == plain.text.replace("abc", own) and ours.spans == plain.spans
+    with_document = chat_prompt([USER], template, [Document(own, own)])
+    assert with_document.text.count(own) == 2
