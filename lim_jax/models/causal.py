@@ -69,6 +69,7 @@ LOGITS_AT_ONCE = 2**24
 HalfPrecision = Literal["as published", "float16", "bfloat16"]
 STORAGE_DTYPES = get_args(HalfPrecision)
 EXAMPLE = "Make it of a window of ids by model.example."
+OWN_IDS = "Take the ids of this model's own tokenizer."
 ONE_EACH = "Take loss.teacher_forcing or loss.last_token of the context's length."
 
 
@@ -260,7 +261,7 @@ class CausalLM(eqx.Module):
             If an id is outside the vocabulary, or a packed context longer than the `limit`.
         """
         require_indices(ids, "ids")
-        ids = _check_numbers(ids, "ids", self.vocabulary)
+        ids = _check_numbers(ids, "ids", self.vocabulary, OWN_IDS)
         length = ids.shape[0]
         positions = slice(length)
         most, why = self.limit or (length, "")
@@ -450,7 +451,8 @@ class CausalLM(eqx.Module):
         """Return the logits at the queries' positions, in slices of words if there are many."""
         require_kind(y, Targets, "y", EXAMPLE)
         if y.positions is not None:
-            state = state[_check_numbers(y.positions, "positions", state.shape[0])]
+            cure = "Count the context's places from 0."
+            state = state[_check_numbers(y.positions, "positions", state.shape[0], cure)]
         queries = y.weights.shape[0]
         length = state.shape[0]
         got = f"{queries} queries of a context of {length} places"
@@ -463,7 +465,9 @@ class CausalLM(eqx.Module):
         return self.readout(state, _grid_of(state))
 
 
-def _check_numbers(numbers: Integer[Array, "..."], name: str, count: int) -> Int[Array, "..."]:
+def _check_numbers(
+    numbers: Integer[Array, "..."], name: str, count: int, cure: str
+) -> Int[Array, "..."]:
     """Return numbers; their use raises where one is not from 0 to below `count`."""
     numbers = widen_integers(numbers)
     last = count - 1
@@ -472,7 +476,7 @@ def _check_numbers(numbers: Integer[Array, "..."], name: str, count: int) -> Int
         name,
         got={"a number below zero": numbers < 0, f"a number above {last}": numbers > last},
         expected=f"numbers from 0 to {last}",
-        cure="Take the ids of this model's own tokenizer.",
+        cure=cure,
     )
 
 

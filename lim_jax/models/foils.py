@@ -68,8 +68,10 @@ def contrast(prompt: Ids, answer: Ids, foil: Ids, dtype: str = "float32") -> Con
     Raises
     ------
     ValueError
-        If the foil is the answer.
+        If the foil is the answer, or one of the three is no array of ids, at least one.
     """
+    for name, ids in (("prompt", prompt), ("answer", answer), ("foil", foil)):
+        require_indices(ids, name)
     same = np.array_equal(answer, foil)
     cure = "Pass what the model might have said instead."
     require(
@@ -80,8 +82,8 @@ def contrast(prompt: Ids, answer: Ids, foil: Ids, dtype: str = "float32") -> Con
         cure=cure,
     )
     weights = [np.ones(len(ids), dtype) for ids in (answer, foil)]
-    parts = np.asarray(answer), np.asarray(foil), *weights, np.array(len(prompt), np.int32)
-    return Contrast(*jax.device_put(parts))
+    length = np.array(len(prompt), np.int32)
+    return jax.device_put(Contrast(np.asarray(answer), np.asarray(foil), *weights, length))
 
 
 def contrast_loss(model: CausalLM, x: State, y: Contrast) -> Scalar:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int
 
 from lim_jax._argument_error import Refusal
-from lim_jax._checks import AnyPath, described, require, require_kind
+from lim_jax._checks import AnyPath, as_int, described, require, require_kind
 from lim_jax._digest import digest
 from lim_jax._partial_runs import each_once
 from lim_jax.models import LanguageModel, answer
@@ -62,8 +62,9 @@ def generate_answers(
     Raises
     ------
     ValueError
-        If the model ends at once, an entry is no prompt, or no loss has this name; if the
-        checkpoint is of another model, prompts or `tokens`, or damaged.
+        If the model ends at once, an entry is no prompt, no loss has this name, or `tokens` is no
+        positive whole number; if the checkpoint is of another model, prompts or `tokens`, or
+        damaged.
 
     Examples
     --------
@@ -76,6 +77,7 @@ def generate_answers(
     (6, [3, 4, 5])
     """
     require_kind(model, LanguageModel, "model", "Take it from models.LanguageModel.open.")
+    tokens = as_int(tokens, "tokens")
     prompts = list(prompts)
     for prompt in prompts:
         require(

@@ -383,6 +383,16 @@ def test_qwens_windows_begin_where_nothing_is_said_at_layer_28(tmp_path):
     assert loaded.flow.layers.attention.mask.window is None
 
 
+@pytest.mark.usefixtures("as_users_run")
+def test_a_position_out_of_range_is_told_from_what_to_count(model):
+    """And not to take the ids of the tokenizer, as an id is."""
+    x = model.embed(IDS)
+    y = Targets(IDS[:1], jnp.ones(1), jnp.array([7]))
+    message = "positions: got a number above 6, .* Count the context's places from 0"
+    with pytest.raises(Exception, match=message):
+        model.loss(x, y)
+
+
 def test_ids_outside_vocabulary_and_places_are_refused(model):
     embed = eqx.filter_jit(lambda ids: model.embed(ids))
     with pytest.raises(

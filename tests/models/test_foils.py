@@ -1,5 +1,7 @@
 """Why this and not that: odds of two continuations against NumPy, influence against two passes."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -186,3 +188,12 @@ def test_fewer_queries_than_places_need_their_places():
             ValueError, match=f"positions: got {few} queries of a context of 6 places"
         ):
             loss.terminal(model, state, y)
+
+
+@pytest.mark.usefixtures("as_users_run")
+@pytest.mark.parametrize("name", ["prompt", "answer", "foil"])
+@pytest.mark.parametrize("ids", [np.array([], int), "abc", np.array([0.5]), None])
+def test_a_contrast_of_what_are_no_ids_is_refused(name, ids):
+    given: Any = {part: np.array([at]) for at, part in enumerate(("prompt", "answer", "foil"))}
+    with pytest.raises(ValueError, match=f"{name}: got .*, expected at least one whole number"):
+        contrast(**{**given, name: ids})

@@ -301,3 +301,10 @@ def test_an_empty_answer_is_refused_before_the_next_prompt(answering):
     with pytest.raises(ValueError, match="answer"):
         generate_answers(answering.prompts, answering.model, tokens=1)
     assert answering.given == ["b"]
+
+
+@pytest.mark.usefixtures("as_users_run")
+@pytest.mark.parametrize("tokens", ["3", None, 2.5, 0])
+def test_a_number_of_tokens_that_is_none_is_refused(answering, tokens):
+    with pytest.raises(ValueError, match="tokens: got .*, expected a whole number"):
+        generate_answers([], LanguageModel(byte_model(8, key=jax.random.key(0))), tokens=tokens)

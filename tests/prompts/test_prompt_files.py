@@ -644,3 +644,24 @@ def test_a_text_is_told_every_loss_that_it_can_be_asked_by(tmp_path, letters):
         read_prompts(data, letters, "contrast", 5)
     for loss in ("next-token", "last-token", "own-margin"):
         assert read_prompts(data, letters, loss, 5)
+
+
+def test_a_table_of_word_is_read_once_whatever_is_merged_or_nested(tmp_path):
+    document = docx.Document()
+    table = document.add_table(2, 3)
+    for cell, text in zip(
+        [cell for row in table.rows for cell in row.cells], "abcdef", strict=True
+    ):
+        cell.text = text
+    table.cell(0, 0).merge(table.cell(0, 1))
+    inner = table.cell(1, 2).add_table(1, 2)
+    inner.cell(0, 0).text = "inner"
+    inner.cell(0, 1).text = "most"
+    document.save(str(tmp_path / "table.docx"))
+    (read,) = read_documents(tmp_path / "table.docx")
+    assert [line for line in read.text.split("\n") if line] == [
+        "a",
+        "b\tc",
+        "d\te\tf",
+        "inner\tmost",
+    ]
