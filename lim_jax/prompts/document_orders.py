@@ -43,8 +43,8 @@ class ShuffledContexts(NamedTuple):
     def shares(self, energies: Sequence[Any]) -> Float[np.ndarray, "orders places"]:
         """Return the share of Z that the document at each place holds, in each order.
 
-        Raise ValueError unless there is an energy for each token, none of them below zero, and in
-        each order one above it.
+        All shares are zero where Z is. Raise ValueError unless there is an energy for each token,
+        none of them below zero.
         """
         several = isinstance(energies, Sequence | np.ndarray)
         shapes = [np.shape(energy) for energy in energies] if several else []
@@ -57,20 +57,12 @@ class ShuffledContexts(NamedTuple):
             cure=MEASURE,
         )
         rows = []
-        contexts = zip(energies, self.contexts, self.orders, strict=True)
-        for number, (energy, context, order) in enumerate(contexts):
+        for energy, context, order in zip(energies, self.contexts, self.orders, strict=True):
             energy = error_if_not_finite(np.asarray(energy, float), "energies")
             energy = as_nonnegative(energy, "energies", MEASURE)
-            require(
-                energy.any(),
-                "energies",
-                got=f"zeros alone in order {number}",
-                expected="some energy, of which documents have shares",
-                cure=MEASURE,
-            )
             positions = positions_by_name(context.spans)
             names = [self.names[document] for document in order]
-            rows.append([energy[positions[name]].sum() / energy.sum() for name in names])
+            rows.append([energy[positions[name]].sum() / (energy.sum() or 1) for name in names])
         return np.array(rows)
 
 

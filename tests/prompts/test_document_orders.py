@@ -39,7 +39,7 @@ def test_shares_are_those_of_the_document_at_each_place():
             np.testing.assert_allclose(share, part.sum() / energy.sum(), rtol=1e-12)
     np.testing.assert_array_equal(orders.shares([energy * 0 for energy in energies]), 0)
     for wrong in (energies[:2], [*energies[:2], energies[2][1:]], [1.0, 2.0, 3.0]):
-        with pytest.raises(ValueError, match="energies: got those of"):
+        with pytest.raises(ValueError, match="energies: got shapes "):
             orders.shares(wrong)
 
 
@@ -122,7 +122,6 @@ def test_orders_are_permutations(orders, message):
     ("change", "message"),
     [
         (lambda energy: energy * np.nan, "energies: got NaN or infinite values"),
-        (lambda energy: energy * 0, "energies: got zeros alone in order 0, expected"),
         (lambda energy: energy - 1, "energies: got a number below zero"),
         (lambda energy: energy[1:], r"got shapes \(\d+,\) and \(\d+,\), expected \(\d+,\) and"),
     ],
