@@ -21,11 +21,11 @@ AnswerText = Annotated[
     tyro.conf.arg(metavar="STR", constructor=str, help_behavior_hint="(default: none)"),
 ]
 Unnamed = Annotated[AnyPath | None, tyro.conf.arg(metavar="{None}|PATH")]
-WEIGHTS = (
+MODEL_HELP = (
     "A folder of weights as published, a GGUF file, or a public name such as "
     "HuggingFaceTB/SmolLM2-135M-Instruct; with its tokenizer."
 )
-Model = Annotated[AnyPath, tyro.conf.arg(metavar="MODEL", help=WEIGHTS)]
+Model = Annotated[AnyPath, tyro.conf.arg(metavar="MODEL", help=MODEL_HELP)]
 
 
 def loss_help(names: Iterable[str]) -> str:
@@ -39,32 +39,32 @@ def loss_help(names: Iterable[str]) -> str:
 
 Loss = Annotated[LossName, tyro.conf.arg(help=loss_help(LOSSES))]
 ExplainedLoss = Annotated[OnePassLoss, tyro.conf.arg(help=loss_help(get_args(OnePassLoss)))]
-WORDS = "; ".join(f"{name}, {method.words}" for name, method in METHODS.items())
-HOW = (
+METHODS_IN_WORDS = "; ".join(f"{name}, {method.words}" for name, method in METHODS.items())
+METHOD_HELP = (
     "How parts are scored, by default by mask-path where that takes seconds, else by "
-    f"mask-gradient: {WORDS}."
+    f"mask-gradient: {METHODS_IN_WORDS}."
 )
-Method = Annotated[MethodName | None, tyro.conf.arg(help=HOW)]
-BY_PARTS = f"Score named parts in place of measuring densities: {WORDS}."
-PartsMethod = Annotated[MethodName | None, tyro.conf.arg(help=BY_PARTS)]
-CACHE = (
+Method = Annotated[MethodName | None, tyro.conf.arg(help=METHOD_HELP)]
+PARTS_METHOD_HELP = f"Score named parts in place of measuring densities: {METHODS_IN_WORDS}."
+PartsMethod = Annotated[MethodName | None, tyro.conf.arg(help=PARTS_METHOD_HELP)]
+DOWNLOAD_HELP = (
     "Download the model where a public name is not in the cache. Without, a terminal is asked, "
     "and anything else refused."
 )
-Download = Annotated[bool, tyro.conf.arg(help=CACHE)]
-GIB = (
+Download = Annotated[bool, tyro.conf.arg(help=DOWNLOAD_HELP)]
+MEMORY_HELP = (
     "How many GiB may be used, by default all that is free. A network that needs more is left in "
     "its files and read a layer at a time."
 )
-Memory = Annotated[float | None, tyro.conf.arg(help=GIB)]
-HALF = (
+Memory = Annotated[float | None, tyro.conf.arg(help=MEMORY_HELP)]
+COMPUTE_HELP = (
     "The precision of products, whose sums stay in float32. Without, JAX's own: on a processor "
     "float32, with which bfloat16 differs by some per cent; it takes some two thirds of the time "
     "on one that multiplies bfloat16 (AVX512-BF16, AMX), and maybe longer on another."
 )
 Compute = Annotated[
-    Literal["bfloat16", "tensorfloat32", "float32"] | None, tyro.conf.arg(help=HALF)
+    Literal["bfloat16", "tensorfloat32", "float32"] | None, tyro.conf.arg(help=COMPUTE_HELP)
 ]
 Out = Annotated[AnyPath, tyro.conf.arg(metavar="PATH", help="The folder to write to.")]
-EMPTY = "Write over what is in the folder. Without, it must be empty, or of this run."
-Overwrite = Annotated[bool, tyro.conf.arg(help=EMPTY)]
+OVERWRITE_HELP = "Write over what is in the folder. Without, it must be empty, or of this run."
+Overwrite = Annotated[bool, tyro.conf.arg(help=OVERWRITE_HELP)]
