@@ -122,17 +122,16 @@ def profile(
         _require_options(loss, method, foil, html=html, shuffle=shuffle > 0, signed=signed)
         opened = open_model(model, download, compute)
         lines = shuffled_lines(data, opened, loss, max_length, shuffle, foil) if shuffle else []
-        contexts = [context for line in lines for context in line.contexts]
-        contexts = contexts or read_prompts(data, opened, loss, max_length, foil)
+        shuffled = [context for line in lines for context in line.contexts]
+        prompts = shuffled or read_prompts(data, opened, loss, max_length, foil)
         unfinished = folder / UNFINISHED
-        at_once = max(models.ids.TOKENS_AT_ONCE, *(context.length for context in contexts))
+        at_once = max(models.ids.TOKENS_AT_ONCE, *(prompt.length for prompt in prompts))
         opened = network_within(opened, memory, at_once, unfinished)
-        prompts = contexts
-        contexts = answer_contexts(contexts, opened, loss, answer_tokens, unfinished)
+        contexts = answer_contexts(prompts, opened, loss, answer_tokens, unfinished)
         require_fitting(opened.network, contexts)
         described = describe_contexts([context.length for context in contexts], shuffle)
         contexts_on_page = min(SHOWN, len(contexts)) if html else 0
-        _announce(opened.network, contexts, method, contexts_on_page, described, 3 * signed)
+        _announce(opened.network, contexts, method, contexts_on_page, described, signed)
         task = ProfileTask(opened, data, contexts, lines, loss, described)
         heading = f"== {model} on {data}: {described}, loss {loss} =="
         print(heading, *own_answer_lines(prompts, contexts, opened), sep="\n")
@@ -212,16 +211,17 @@ def _announce(
     method: MethodName | None,
     contexts_on_page: int,
     words: str,
-    more: int,
+    signed: bool,
 ) -> None:
     """Say what will be measured, and how long it is likely to take."""
     cost = GRADIENT if method is None else cost_of_contexts(contexts, method)
-    signed = ", and signed" if more else ""
+    passes = cost.total + GRADIENT.total * signed  # a signed profile is another gradient
+    sign = ", and signed" if signed else ""
     page = f", with a page of the first {contexts_on_page}" if contexts_on_page else ""
     lengths = [context.length for context in contexts]
-    takes = estimated_time(network, lengths, contexts_on_page, cost=cost.total + more)
+    takes = estimated_time(network, lengths, contexts_on_page, cost=passes)
     tqdm.write(
-        f"Measuring {words} by {method or 'influence'}, {cost} each{signed}{page}: {takes} "
+        f"Measuring {words} by {method or 'influence'}, {cost} each{sign}{page}: {takes} "
         "The bar shows the time that is left."
     )
 
