@@ -32,6 +32,10 @@ Vectors = Sequence[Shaped[Array, "points vectors ..."]]
 Program = Callable[[Points, Vectors, Any], Sequence[Array]]
 # ``program(points, vectors, setting, zero)``, told of each vector whether it is known to be zero.
 PlatformProgram = Callable[[Points, Vectors, Any, tuple[bool, ...]], Sequence[Array]]
+# What a primitive of many is bound with: `count`, how many of the operands, the first ones, are the
+# point's arrays, the others being vectors; `many`, how many leading axes of all operands number
+# points; `sharing`, how many axes of vectors come next, whose entries share one point; `setting`,
+# the program's own; `zero`, of each vector, whether it is known to be zero.
 STATIC = "count", "many", "sharing", "setting", "zero"
 RUNS: dict[Primitive, Callable[..., Any]] = {}  # what a primitive does, by operations of JAX
 
