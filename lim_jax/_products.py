@@ -121,7 +121,7 @@ def _einsum(left: Array, right: Array, axes: Any, **options: Any) -> Array:
     return jnp.einsum(*terms, **options)
 
 
-def _run_product_on_cpu(left: Array, right: Array, *, axes: Any, precision: Any) -> Array:
+def _run_product_on_cpu(left: Array, right: Array, *, axes: Any) -> Array:
     """Compute `product` on a CPU as batches of matrix products, of rows by columns or by rows.
 
     XLA's CPU decides early which products of bfloat16 are fast and leaves them as they are; one
@@ -196,7 +196,7 @@ def _swap_operands(primitive: Primitive) -> Any:
 
 _product = primitive_of("product", _run_product, many_results=False, static=("axes",))
 batching.primitive_batchers[_product] = _batch_product
-lower_on("cpu", _product, _run_product_on_cpu)
+lower_on("cpu", _product, in_its_precision(_run_product_on_cpu))
 _linear = primitive_of("linear", _run_linear, many_results=False)
 _input_gradient = primitive_of("input_gradient", _run_input_gradient, many_results=False)
 _weight_gradient = primitive_of("weight_gradient", _run_weight_gradient, many_results=False)
