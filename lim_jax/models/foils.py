@@ -81,9 +81,14 @@ def contrast(prompt: Ids, answer: Ids, foil: Ids, dtype: str = "float32") -> Con
         expected="another text than the answer",
         cure=cure,
     )
-    weights = [np.ones(len(ids), dtype) for ids in (answer, foil)]
-    length = np.array(len(prompt), np.int32)
-    return jax.device_put(Contrast(np.asarray(answer), np.asarray(foil), *weights, length))
+    made = Contrast(
+        np.asarray(answer),
+        np.asarray(foil),
+        np.ones(len(answer), dtype),
+        np.ones(len(foil), dtype),
+        np.array(len(prompt), np.int32),
+    )
+    return jax.device_put(made)
 
 
 def contrast_loss(model: CausalLM, x: State, y: Contrast) -> Scalar:

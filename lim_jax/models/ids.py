@@ -201,14 +201,38 @@ def energies_of_ids(
 
 
 def scores_of_ids(
-    scores: Scores, model: CausalLM, windows: Windows, **run: Any
+    scores: Scores,
+    model: CausalLM,
+    windows: Windows,
+    *,
+    ask: Ask = teacher_forcing,
+    loss: Loss = CausalLM.loss,
+    scores_name: str = "",
+    parts: Sequence[Int[np.ndarray, " _"]] | None = None,
+    checkpoint: AnyPath | None = None,
+    run: str = "",
+    padding: Padding | None = None,
+    progress: Callable[[list], Iterable] = iter,
 ) -> list[Float[np.ndarray, "_ ..."]]:
     """Compute other scores of every context, in the batches and checkpoints of `energies_of_ids`.
 
     Of each token of a context `parts` has the number of its part, -1 for none. Checkpoints know
-    `scores` by `scores_name`, without which a library must have them.
+    `scores` by `scores_name`, without which a library must have them. The other arguments are those
+    of `energies_of_ids`.
     """
-    rows = _rows_by_context(model, windows, scores=scores, **run)
+    rows = _rows_by_context(
+        model,
+        windows,
+        ask,
+        loss,
+        scores=scores,
+        scores_name=scores_name,
+        parts=parts,
+        checkpoint=checkpoint,
+        run=run,
+        padding=padding,
+        progress=progress,
+    )
     return [np.asarray(row)[:length] for length, row in rows]
 
 
@@ -466,22 +490,25 @@ def _pad(
 
 def _pad_contrast(ask: Contrast, length: int, size: int, dtype: Any) -> Contrast:
     """Pad continuations to powers of two with weight zero, unless the prompt may not be padded."""
-    *parts, prompt = (np.asarray(part) for part in ask[:5])
+    *continuations, after = (np.asarray(field) for field in ask[:5])
     require(
-        int(prompt) == length,
+        int(after) == length,
         "ask",
-        got=f"a contrast after {int(prompt)} ids",
+        got=f"a contrast after {int(after)} ids",
         expected=f"after {length}",
         cure="Make the window of the prompt and any id after it.",
     )
-    sizes = [1 << (len(part) - 1).bit_length() if size > length else len(part) for part in parts]
-    answer, foil, *weights = map(_fill, parts, sizes)
-    answer_weights, foil_weights = (part.astype(dtype) for part in weights)
+    sizes = [
+        1 << (len(values) - 1).bit_length() if size > length else len(values)
+        for values in continuations
+    ]
+    answer, foil, *weights = map(_fill, continuations, sizes)
+    answer_weights, foil_weights = (values.astype(dtype) for values in weights)
     log_weights = _pad_places(ask.log_weights, length, size, 0)
     labels = _pad_places(ask.parts, length, size, -1)
     if log_weights is not None:
         log_weights = log_weights.astype(dtype)
-    return Contrast(answer, foil, answer_weights, foil_weights, prompt, log_weights, labels)
+    return Contrast(answer, foil, answer_weights, foil_weights, after, log_weights, labels)
 
 
 def _pad_places(places: Any, length: int, size: int, padding: int) -> Any:
