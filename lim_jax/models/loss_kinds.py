@@ -17,9 +17,19 @@ LossName = Literal[OnePassLoss, "contrast"]
 
 
 class LossKind(NamedTuple):
-    """What is asked of a context, by embedded `loss` and query `weights`; pages call it `words`.
+    """What is asked of a context.
 
-    The places of `weights`, of sum one, are those before what is asked.
+    Attributes
+    ----------
+    words
+        What pages and the help call it.
+    loss
+        A loss of embedded states and of what is asked.
+    weights
+        A function from which places stand before the answer's tokens to the query weights, of sum
+        one: an asked token's is at the place before it.
+    needs_answer, needs_foil
+        Whether it asks for an answer, and for what might have followed instead.
     """
 
     words: str

@@ -12,18 +12,14 @@ from lim_jax.models.layerwise import STATES_IN_MEMORY
 from lim_jax.network.layer_kinds import kinds_of
 from lim_jax.network.recurrent import RecurrentMixer
 
-# Measured on a CPU with networks of 0.1, 1.2 and 6.7 billion weights (``benchmarks/sizes.py``): the
-# process and its programs; layers, beside the weights in memory, as they are read, copied and
-# widened; slices of the head with their logits; numbers of every token in a layer at once, and in
-# recurrent heads (of compiled programs).
-PROCESS = 0.45 * 2**30
-LAYERS_WHOLE = 0.8
-LAYERS_OFFLOADED = 2.2
-SLICES = 3
-TOKENS = 6
-RECURRENT = 24
-# A state is computed from two, or a gradient from a state and a gradient.
-STATES_BY_LAYERS = 3
+# Measured on a CPU with networks of 0.1, 1.2 and 6.7 billion weights (``benchmarks/sizes.py``).
+PROCESS = 0.45 * 2**30  # bytes of the process and its programs
+LAYERS_WHOLE = 0.8  # layers, beside the weights in memory, as they are copied and widened
+LAYERS_OFFLOADED = 2.2  # layers, of weights in their files, as they are read and widened
+SLICES = 3  # slices of the head, with their logits
+TOKENS = 6  # numbers of every token in a layer at once
+RECURRENT = 24  # the same in recurrent heads, of compiled programs
+STATES_BY_LAYERS = 3  # a state is computed from two, or a gradient from a state and a gradient
 
 
 class Memory(NamedTuple):

@@ -58,8 +58,8 @@ def contexts(
     for table, name in ((mask, "mask"), (segments, "segments")):
         if table is not None:
             _require_table(table, name, ids)
-    padded = np.asarray(segments) != 0 if mask is None else mask
-    is_token = np.asarray(padded).astype(int)
+    marked = np.asarray(segments) != 0 if mask is None else np.asarray(mask)
+    is_token = marked.astype(int)
     others = np.setdiff1d(is_token, (0, 1))
     got = f"the numbers {others[:3].tolist()}"
     cure = "Pass one for an id and zero for padding."

@@ -70,6 +70,17 @@ class CommonPrefix(NamedTuple):
     size: int
 
 
+class _Group(NamedTuple):
+    """The numbers of contexts beside one another, and what they share.
+
+    `longest` is the most places that one of them may share.
+    """
+
+    contexts: range
+    rows: Rows
+    longest: int
+
+
 class ReadPrefix(eqx.Module):
     """What a network keeps of a common prefix, read once or with each of several weights of parts.
 
@@ -141,7 +152,9 @@ def common_prefixes(model: CausalLM, readings: Sequence[Reading]) -> list[Common
         return prefixes
     groups = [group for group in _groups(readings) if len(group.contexts) >= CONTEXTS]
     # Both paddings fit lengths that several contexts have, as those of a group do.
-    rests = [max(readings[number].ids for number in of) - len(rows) for of, rows, _ in groups]
+    rests = [
+        max(readings[number].ids for number in group.contexts) - len(group.rows) for group in groups
+    ]
     padding_of_rests = fitted_padding(np.repeat(rests, CONTEXTS).tolist())
     rests = [padding_of_rests(rest) for rest in rests]
     places = [
@@ -149,10 +162,11 @@ def common_prefixes(model: CausalLM, readings: Sequence[Reading]) -> list[Common
         for group, rest in zip(groups, rests, strict=True)
     ]
     padding = fitted_padding(np.repeat(places, CONTEXTS).tolist())
-    for (contexts, rows, _), rest, most in zip(groups, rests, places, strict=True):
+    for group, rest, most in zip(groups, rests, places, strict=True):
         size = padded_size(model, most, padding)
-        if size <= known_length(model) and model.same_rope(len(rows), size):
-            prefix = CommonPrefix(contexts, rows, rest, size)
+        if size <= known_length(model) and model.same_rope(len(group.rows), size):
+            contexts = group.contexts
+            prefix = CommonPrefix(contexts, group.rows, rest, size)
             prefixes[contexts.start : contexts.stop] = [prefix] * len(contexts)
     return prefixes
 
@@ -354,29 +368,18 @@ def _pass_prefix(
     return jax.lax.map(weighted, log_weights)
 
 
-class Group(NamedTuple):
-    """The numbers of contexts beside one another, and what they share.
-
-    `longest` is the most places that one of them may share.
-    """
-
-    contexts: range
-    rows: Rows
-    longest: int
-
-
-def _groups(readings: Sequence[Reading]) -> list[Group]:
-    """Group contexts with those before them while at least half of each is what all share."""
-    groups: list[Group] = []
+def _groups(readings: Sequence[Reading]) -> list[_Group]:
+    """_Group contexts with those before them while at least half of each is what all share."""
+    groups: list[_Group] = []
     for number, reading in enumerate(readings):
         if groups:
             contexts, rows, longest = groups[-1]
             common = rows[: _count_common(rows, reading.rows)]
             longest = max(longest, len(reading.rows))
             if 2 * len(common) >= longest > 0:
-                groups[-1] = Group(range(contexts.start, number + 1), common, longest)
+                groups[-1] = _Group(range(contexts.start, number + 1), common, longest)
                 continue
-        groups.append(Group(range(number, number + 1), reading.rows, len(reading.rows)))
+        groups.append(_Group(range(number, number + 1), reading.rows, len(reading.rows)))
     return groups
 
 
