@@ -140,9 +140,8 @@ def _journal(path: Path, run: Run) -> dict[str, Any]:
     The first line names the run; ValueError is raised where it is another's.
     """
     file_lines = path.read_bytes().splitlines(keepends=True)
-    head, *lines = [line for line in file_lines if line.endswith(b"\n")] or [
-        b"".join(file_lines)[:-1]
-    ]
+    whole = [line for line in file_lines if line.endswith(b"\n")]
+    head, *lines = whole or [b""]  # a torn first line names no run
     _require_run(path, _document(head), run)
     entries = list(map(_document, lines))
     if not all({"name", "found"} <= entry.keys() for entry in entries):
