@@ -9,7 +9,7 @@ import lazy_loader
 import numpy as np
 from jaxtyping import Float, Int
 
-from lim_jax._checks import require, require_kind, require_text
+from lim_jax._checks import require, require_indices, require_kind, require_text
 from lim_jax._terminal import in_one_line
 from lim_jax.checkpoints import texts_of_ids
 from lim_jax.models.foils import Contrast, contrast
@@ -20,7 +20,7 @@ from lim_jax.tasks.prompts import EncodedText
 
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; bytes do without
 SHOWN_OF_PROMPT = 60  # characters before an answer that is empty
-NAMED = re.compile(r"[<\[].+[>\]]")  # as tokens of control are
+IN_BRACKETS = re.compile(r"[<\[].+[>\]]")  # as publishers spell tokens of control
 
 
 class Span(NamedTuple):
@@ -98,14 +98,35 @@ class PromptOnly(NamedTuple):
     def with_answer(
         self, answer: Int[np.ndarray, " answer"], tokenizer: Any = None, loss: LossName = "answer"
     ) -> Context:
-        """Return the context with an answer in ids, such as `models.answer` finds."""
+        """Return the context with an answer in ids, such as `models.answer` finds.
+
+        Parameters
+        ----------
+        answer
+            The answer's ids, at least one, without those that end it.
+        tokenizer
+            The model's own (`LanguageModel.tokenizer`); None where ids are bytes of UTF-8.
+        loss
+            The name of the loss that asks, of `models.loss_kinds.LOSSES`.
+
+        Returns
+        -------
+        Context
+            The prompt and its answer, with the weights of the loss.
+
+        Raises
+        ------
+        ValueError
+            If there are no ids, there is a foil that the loss does not read, or none that it does.
+        """
         require(
-            answer.size > 0,
+            np.size(answer) > 0,
             "answer",
             got=f"no ids after {self.prompt.text[-SHOWN_OF_PROMPT:]!r}",
             expected="at least one",
             cure="Give an answer: the model ended at once.",
         )
+        require_indices(answer, "answer")
         ids = answer.astype(self.encoded.ids.dtype)
         texts = texts_of_ids(ids, tokenizer)
         ends = len(self.prompt.text) + np.cumsum([max(1, len(text)) for text in texts]) - 1
@@ -409,7 +430,7 @@ def _encode(prompt: RenderedPrompt, after: str, tokenizer: Any, where: str) -> E
         if any(start <= control.start and control.end <= end for start, end in prompt.control)
     ]
     # Some publishers do not call "<User>" special: it is one of control where a template writes it.
-    written = {control.id for control in ours if NAMED.fullmatch(control.token.content)}
+    written = {control.id for control in ours if IN_BRACKETS.fullmatch(control.token.content)}
     control_tokens = {n: token for n, token in added.items() if token.special or n in written}
     controls = [control for control in controls if control.id in control_tokens]
     ours = [control for control in ours if control.id in control_tokens]

@@ -321,9 +321,8 @@ def _line(entry: Any, where: str, foil: str) -> Line:
     """Return the line that an entry of a file describes; raise ValueError if it describes none."""
     _require_form(entry, where)
     question = entry.get("question", "")
-    asks = "question" not in entry or bool(question.strip())
     require(
-        asks,
+        "question" not in entry or bool(question.strip()),
         where,
         got=f"{question = }",
         expected="a text that is not empty",
@@ -347,17 +346,16 @@ def _line(entry: Any, where: str, foil: str) -> Line:
     )
     return Line(
         where,
-        entry.get("text", entry.get("prompt", "")),
-        _spans(entry.get("spans", []), where),
-        documents,
-        question,
-        tuple(messages),
-        None,
-        answer,
-        foil,
-        "text" not in entry,
-        _id(entry, where),
-        tuple(tools),
+        text=entry.get("text", entry.get("prompt", "")),
+        spans=_spans(entry.get("spans", []), where),
+        documents=documents,
+        question=question,
+        messages=tuple(messages),
+        answer=answer,
+        foil=foil,
+        asks="text" not in entry,
+        id=_id(entry, where),
+        tools=tuple(tools),
     )
 
 

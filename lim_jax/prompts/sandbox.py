@@ -67,8 +67,9 @@ def _render(template: str, variables: dict[str, Any]) -> dict[str, str]:
         text = environment().from_string(template).render(**variables)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:300]}
-    longest = f"{LETTERS} letters"
-    return {"text": text} if len(text) <= LETTERS else {"error": f"a text of more than {longest}"}
+    if len(text) > LETTERS:
+        return {"error": f"a text of more than {LETTERS} letters"}
+    return {"text": text}
 
 
 def _limit_memory() -> None:
