@@ -116,11 +116,17 @@ def title_size(name: str, text: str) -> int:
     >>> title_size("Wren (document 1)", "Wren\nA bird."), title_size("Wren", "Wrens sing.")
     (5, 0)
     """
-    while not text.startswith(f"{name}\n"):
+    while not (size := _size_of_lines(name, text)):
         name, numbered = NUMBER.subn("", name)
         if not numbered:
             return 0
-    return len(name) + 1
+    return size
+
+
+def _size_of_lines(name: str, text: str) -> int:
+    """Return how many characters the first lines have that are shown as a name; 0 if none are."""
+    ends = [match.end() for match in re.finditer("\n", text[: len(name) + 1])]
+    return next((end for end in ends if in_one_line(text[: end - 1]) == name), 0)
 
 
 def is_reserved(name: str) -> bool:

@@ -3,7 +3,7 @@
 import pytest
 
 from lim_jax.prompts import Document, document_prompt, named_documents, tokenize_context
-from lim_jax.prompts.documents import RenderedPrompt
+from lim_jax.prompts.documents import RenderedPrompt, title_size
 
 
 def parts(laid):
@@ -84,3 +84,14 @@ def test_empty_questions_and_spans_outside_the_text_are_refused():
         tokenize_context(RenderedPrompt("ab", ((0, 4, "a"),)), "c")
     with pytest.raises(ValueError, match="loss: got .all., expected .next-token."):
         tokenize_context(RenderedPrompt("ab"), "c", loss="all")  # pyright: ignore
+
+
+@pytest.mark.parametrize("title", ["Birds\tof prey", "Two\nlines", "a\x1b[31m", "Wren"])
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_title_is_known_by_its_name_whatever_letters_it_has(title, copies):
+    """A name shows marks in place of what a terminal obeys; of several alike a number follows."""
+    documents = named_documents([Document(title, "A bird.\nIt sings.")] * copies)
+    prompt = document_prompt(documents, "who?")
+    for start, end, name in prompt.spans[:copies]:
+        assert title_size(name, prompt.text[start:end]) == len(title) + 1
+    assert title_size(documents[0].name, "A bird.\nIt sings.") == 0
