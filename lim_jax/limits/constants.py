@@ -26,12 +26,14 @@ from lim_jax.network.regularity import HARDY, field_regularity, hardy_bound
 from lim_jax.network.slots import State
 from lim_jax.probes import deviation_of
 
+PROFILE_STEPS = 4096  # between the times at which a depth profile is sampled
+
 
 class DepthProfile(NamedTuple):
     r"""A depth profile with a stated bound and a stated slope (`ass:depth-profile`).
 
     It is called like its function :math:`\zeta`. Samples cannot prove the two numbers, but
-    `require_stated` raises where they refute them.
+    `require_stated` raises where they refute them, or the profile is negative.
 
     Parameters
     ----------
@@ -58,20 +60,46 @@ class DepthProfile(NamedTuple):
         return self.function(time)
 
     def require_stated(self, horizon: float = 1.0) -> None:
-        """Raise ValueError if the profile exceeds its bound or its slope at 4,097 times."""
+        """Raise ValueError if at 4,097 times the profile is negative or exceeds what it states."""
+        values = _profile_values(self.function, horizon)
+        largest, steepest = sampled_profile(self.function, horizon)
+        # A few operations round a value by four units in the last place of the largest.
+        unit = float(jnp.finfo(jnp.zeros(()).dtype).eps)
+        rounding = 4 * unit * largest
+        lowest = int(values.argmin())  # a NaN, if there is one
+        require(
+            bool(values[lowest] >= -rounding),
+            "profile",
+            got=f"{values[lowest]} at depth time {horizon * lowest / PROFILE_STEPS:.6g}",
+            expected="values that are not negative",
+            cure="Pass none below zero; to reverse a field, negate its output.",
+        )
+        # A slope is the difference of two such values over T/4096, at times that are rounded too,
+        # which moves either by T times the slope, in the last place.
+        steps = PROFILE_STEPS / horizon
+        rounding_of_slopes = 2 * steps * (rounding + unit * horizon * self.lipschitz)
         cure = "State the largest value, and the steepest slope, of the profile on [0, T]."
-        sampled = sampled_profile(self.function, horizon)
-        for name, stated, reached in zip(self._fields[1:], self[1:], sampled, strict=True):
-            holds = bool(reached <= stated * (1 + 1e-6))
+        for name, stated, reached, allowed in (
+            ("bound", self.bound, largest, rounding),
+            ("lipschitz", self.lipschitz, steepest, rounding_of_slopes),
+        ):
+            holds = bool(reached <= stated * (1 + 1e-6) + allowed)
             expected = f"at least {reached:g}, which the profile reaches"
             require(holds, f"profile.{name}", got=f"{stated:g}", expected=expected, cure=cure)
 
 
+def _profile_values(
+    profile: Callable[[Array], Array], horizon: float
+) -> Float[np.ndarray, " times"]:
+    """Return a profile's values at 4,097 times from 0 to T."""
+    times = jnp.asarray(np.linspace(0, horizon, PROFILE_STEPS + 1))
+    return np.asarray(jax.vmap(profile)(times), float)
+
+
 def sampled_profile(profile: Callable[[Array], Array], horizon: float) -> tuple[float, float]:
     """Return a profile's largest size and steepest slope at 4,097 times (`ass:depth-profile`)."""
-    times = np.linspace(0, horizon, 4097)
-    values = np.asarray(jax.vmap(profile)(jnp.asarray(times)))
-    slopes = np.abs(np.diff(values)) / np.diff(times)
+    values = _profile_values(profile, horizon)
+    slopes = np.abs(np.diff(values)) * PROFILE_STEPS / horizon
     return float(np.abs(values).max()), float(slopes.max())
 
 
@@ -187,7 +215,8 @@ def proved_constants(
     Raises
     ------
     ValueError
-        If the `DepthProfile` exceeds what it states on [0, T].
+        If there are neither layers nor a control, or the `DepthProfile` is negative on [0, T] or
+        exceeds what it states there.
 
     Examples
     --------
@@ -200,6 +229,13 @@ def proved_constants(
     >>> proved_constants([fields], lambda time: fields, unit_profile, grid) is None
     True
     """
+    require(
+        len(layers) > 0 or control is not None,
+        "layers",
+        got="none and no control",
+        expected="stacked fields, or a linear_control of them",
+        cure="Pass the layers of every depth.",
+    )
     knots = linear_knots(control)
     stated = profile is unit_profile or type(profile) is DepthProfile
     between = control is None or (knots is not None and _span_horizon(knots[0], horizon))
@@ -255,7 +291,8 @@ def largest_control_distances(
     values = _flatten(knots_and_values[1])
     ours = _flatten(layers)
     depth = len(ours)
-    ends = np.union1d(np.linspace(0, horizon, 2 * depth + 1), knots)
+    between = knots[(knots > 0) & (knots < horizon)]
+    ends = np.union1d(np.linspace(0, horizon, 2 * depth + 1), between)
     piece = np.clip(np.searchsorted(knots, ends, "right") - 1, 0, len(knots) - 2)
     part = ((ends - knots[piece]) / np.diff(knots)[piece])[:, None]
     theirs = (1 - part) * values[piece] + part * values[piece + 1]

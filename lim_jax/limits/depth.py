@@ -29,7 +29,14 @@ from lim_jax.limits.refinement import (
     require_refinements,
     rounding_error,
 )
-from lim_jax.limits.schemes import Control, Flows, Scheme, Step, reference_flows
+from lim_jax.limits.schemes import (
+    Control,
+    Flows,
+    Scheme,
+    Step,
+    reference_flows,
+    require_reference_flows,
+)
 from lim_jax.network.continuous_flow import ContinuousFlow
 from lim_jax.network.controls import control_distance
 from lim_jax.network.flow import ResidualFlow, unit_profile
@@ -105,8 +112,9 @@ def trajectory_studies(
     Raises
     ------
     ValueError
-        If a `DepthProfile` exceeds what it states, samples do not bear out what `lipschitz` states,
-        or an order is to be claimed from fewer than four depths.
+        If a `DepthProfile` is negative or exceeds what it states, the references are not two flows
+        to `horizon` or are one flow twice, samples do not bear out what `lipschitz` states, or an
+        order is to be claimed from fewer than four depths.
 
     Examples
     --------
@@ -120,6 +128,8 @@ def trajectory_studies(
     >>> study.claimed, round(study.order.value, 1), study.verdict
     (1.0, 1.0, 'measured')
     """
+    flows = reference_flows(control, horizon, profile) if references is None else references
+    require_reference_flows(flows, horizon)
     if isinstance(profile, DepthProfile):
         profile.require_stated(horizon)
     if lipschitz:
@@ -131,7 +141,6 @@ def trajectory_studies(
         """Solve the flow, and return its states at the times."""
         return np.asarray(_states_at(flow, x, grid, jnp.asarray(times)))
 
-    flows = reference_flows(control, horizon, profile) if references is None else references
     check, expected = map(solution, flows)
     limit_error = _largest_norm(check - expected, grid)
     limit = _DepthLimit(control, profile, grid, times, expected, limit_error)
@@ -416,8 +425,8 @@ def shadowing_study(
     Raises
     ------
     ValueError
-        If a `DepthProfile` exceeds what it states, or samples do not bear out what `lipschitz`
-        states.
+        If a `DepthProfile` is negative or exceeds what it states, or samples do not bear out what
+        `lipschitz` states.
     """
     if isinstance(profile, DepthProfile):
         profile.require_stated(horizon)

@@ -31,7 +31,7 @@ from lim_jax.limits.attention_error import SMOOTH, PositionField, require_refere
 from lim_jax.limits.references import polynomial_twins, reliability_warning
 from lim_jax.limits.refinement import largest, refine, require_refinements, rounding_error
 from lim_jax.limits.rows import Row, names_by_remark, rates_table
-from lim_jax.limits.schemes import Scheme, reference_flows
+from lim_jax.limits.schemes import Scheme, reference_flows, require_reference_flows
 from lim_jax.network.continuous_flow import ContinuousFlow
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.masks import AttentionMask, SwitchedMask
@@ -413,12 +413,7 @@ def _reference_runs(
     solved, other = _solutions(network)
     if isinstance(grids, Grid):
         flows = [other, solved] if references is None else _as_list(references)
-        got = ", ".join(map(described, flows)) or "none"
-        expected = "two depth flows where positions are not refined"
-        cure = "Pass two on one grid: the last gives the limit, the first its error."
-        two = len(flows) == 2 and all(isinstance(flow, ContinuousFlow) for flow in flows)
-        two = two and flows[0] is not flows[1]
-        require(two, "references", got=got, expected=expected, cure=cure)
+        require_reference_flows(flows, network.horizon)
         return [_NetworkRun(flow, grids) for flow in flows]
     reference_grids = _grids(SMOOTH if references is None else references, "references")
     sizes = [grid.size for grid in reference_grids]

@@ -382,3 +382,44 @@ def test_a_profile_that_exceeds_what_it_states_is_refused():
         stated.require_stated(2.1)
     with pytest.raises(ValueError, match="profile.lipschitz: got 3, expected at least 3.9995"):
         stated._replace(lipschitz=3.0).require_stated(2.0)
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_a_straight_profile_bears_out_its_slope_in_either_precision(double):
+    """0.7 - 0.3 s has the slope 0.3 exactly; its differences over T/4096 are rounded in float32."""
+    # `ass:depth-profile`.
+    with jax.enable_x64(double):
+        lim.limits.DepthProfile(lambda time: 0.7 - 0.3 * time, 0.7, 0.3).require_stated(1.0)
+        lim.limits.DepthProfile(lambda time: 2 + jnp.sin(9 * time), 3.0, 9.0).require_stated(5.0)
+        too_flat = lim.limits.DepthProfile(lambda time: 0.7 - 0.3 * time, 0.7, 0.29)
+        with pytest.raises(ValueError, match=r"profile.lipschitz: got 0.29, expected at least 0.3"):
+            too_flat.require_stated(1.0)
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_a_profile_below_zero_proves_nothing(double):
+    """The assumption asks for zeta >= 0; a zero that is rounded to -4e-8 is one."""
+    # `ass:depth-profile`.
+    with jax.enable_x64(double):
+        negative = lim.limits.DepthProfile(lambda time: 0.5 - time, 0.5, 1.0)
+        message = "profile: got -0.5 at depth time 1, expected values that are not negative. Pass"
+        with pytest.raises(ValueError, match=message):
+            negative.require_stated(1.0)
+        quarter = lim.limits.DepthProfile(lambda time: jnp.cos(jnp.pi / 2 * time), 1.0, 1.6)
+        quarter.require_stated(1.0)
+    fields = small_fields()
+    with pytest.raises(ValueError, match="profile: got -0.5 at depth time 1, expected"):
+        lim.limits.proved_constants([fields], None, negative, lim.token_grid(5))
+
+
+def test_nothing_is_proved_of_no_fields_at_all():
+    with pytest.raises(ValueError, match="layers: got none and no control, expected"):
+        lim.limits.proved_constants([], None, unit_profile, lim.token_grid(3))
+
+
+def test_knots_beyond_the_horizon_are_of_no_layer():
+    """Knots 0, 1, 0, -3 at 0, 1, 2, 3; to T = 2 two layers of 0 are 1/2 each from the control."""
+    # `eq:control-l1-convergence`.
+    control = linear_control(Matrix(jnp.asarray(np.array([0.0, 1, 0, -3]))), horizon=3.0)
+    still = Matrix(jnp.zeros(2))
+    np.testing.assert_allclose(largest_control_distances(still, control, 2.0), [0.5, 0.5])

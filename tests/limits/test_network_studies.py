@@ -378,14 +378,14 @@ def four_of_each(p):
         ("depths: got [1, 2, 2, 4] layers", {"network": DEPTH_FLOW, "depths": (1, 2, 2, 4)}),
         ("got 5 depths and 4 grids", {"network": DEPTH_FLOW, "depths": (1, 2, 3, 4, 5)}),
         (
-            "references: got none, expected two depth flows where positions are not refined",
+            "references: got none, expected two depth flows to 1. Pass two ContinuousFlows",
             {"network": DEPTH_FLOW, "grids": TOKENS[0], "depths": (1, 2, 3, 4), "references": []},
         ),
         ("references: got grids of [4, 6, 8] positions", {"references": TOKENS[:3]}),
         ("references: got grids of [4] positions", {"references": TOKENS[:1]}),
         ("references: got CellGrid twice", {"references": TOKENS[-1:] * 2}),
         (
-            "references: got ContinuousFlow, ContinuousFlow, expected two depth flows",
+            "references: got one depth flow twice, expected two",
             {
                 "network": DEPTH_FLOW,
                 "grids": TOKENS[0],
