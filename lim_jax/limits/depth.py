@@ -27,6 +27,7 @@ from lim_jax.limits.refinement import (
     fit_order,
     refine,
     require_refinements,
+    require_rising,
     rounding_error,
 )
 from lim_jax.limits.schemes import (
@@ -113,8 +114,8 @@ def trajectory_studies(
     ------
     ValueError
         If a `DepthProfile` is negative or exceeds what it states, the references are not two flows
-        to `horizon` or are one flow twice, samples do not bear out what `lipschitz` states, or an
-        order is to be claimed from fewer than four depths.
+        to `horizon` or are one flow twice, samples do not bear out what `lipschitz` states, depths
+        are not whole numbers that rise, or an order is to be claimed from fewer than four.
 
     Examples
     --------
@@ -128,6 +129,7 @@ def trajectory_studies(
     >>> study.claimed, round(study.order.value, 1), study.verdict
     (1.0, 1.0, 'measured')
     """
+    require_rising(depths, "depths")
     flows = reference_flows(control, horizon, profile) if references is None else references
     require_reference_flows(flows, horizon)
     if isinstance(profile, DepthProfile):
@@ -426,8 +428,9 @@ def shadowing_study(
     ------
     ValueError
         If a `DepthProfile` is negative or exceeds what it states, or samples do not bear out what
-        `lipschitz` states.
+        `lipschitz` states, or depths are not whole numbers that rise.
     """
+    require_rising(depths, "depths")
     if isinstance(profile, DepthProfile):
         profile.require_stated(horizon)
 
@@ -522,8 +525,10 @@ def split_defect_study(
     Raises
     ------
     ValueError
-        If the field has no `sublayers`, or its defects do not bear out what `lipschitz` states.
+        If the field has no `sublayers`, its defects do not bear out what `lipschitz` states, or
+        depths are not whole numbers that rise.
     """
+    require_rising(depths, "depths")
 
     @filter_jit
     def defect(increment: Float[Array, ""]) -> State:

@@ -14,7 +14,7 @@ from lim_jax.adjoint.sweep import Example, TerminalLoss, adjoint_trajectory
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.partition import boundary_regions, regional_averages
-from lim_jax.limits.refinement import Study, refine
+from lim_jax.limits.refinement import Study, refine, require_rising
 from lim_jax.limits.schemes import (
     Control,
     Flows,
@@ -82,9 +82,10 @@ def input_adjoint_depth_studies(
     Raises
     ------
     ValueError
-        If the references are not two flows to `horizon`, or are one flow twice, or `delta` is not
-        between 0 and one half.
+        If depths are not whole numbers that rise, the references are not two flows to `horizon` or
+        are one flow twice, or `delta` is not between 0 and one half.
     """
+    require_rising(depths, "depths")
     terminal = jnp.array(horizon)
 
     @filter_jit  # not within the programs of the adjoints: one program serves every depth

@@ -27,7 +27,7 @@ from lim_jax.limits.attention_error import (
     require_references,
 )
 from lim_jax.limits.premises import require_lipschitz
-from lim_jax.limits.refinement import Study, refine, rounding_error
+from lim_jax.limits.refinement import Study, refine, require_rising, rounding_error
 from lim_jax.loss.losses import cross_entropy
 from lim_jax.loss.readouts import LinearReadout, TokenwiseReadout
 from lim_jax.network.flow import ResidualFlow
@@ -67,7 +67,8 @@ def loss_study(
     make_grid
         From a size to its grid; by default `token_grid`, the only one on which anything is claimed.
     query_density
-        :math:`\chi`, from positions to numbers, none negative, with respect to dp; by default one.
+        :math:`\chi`, from positions, (points,), to a number for each, none negative: a density with
+        respect to dp, of integral one. By default it is one everywhere.
         With it the loss is `eq:continuum-ar-loss`, for which the paper states no order; the bound
         is the slope of :math:`\chi g` over L, by its proof.
     references
@@ -85,8 +86,10 @@ def loss_study(
     Raises
     ------
     ValueError
-        If the query density is negative at one of 2,001 points, the two references have the same
-        nodes, or a density that is stated to be Lipschitz is not resolved as such at 25,600 points.
+        If sizes are not whole numbers that rise, the query density has not a number for each
+        position, is negative at one of 2,001 points or has another integral than one, the two
+        references have the same nodes, or a density that is stated to be Lipschitz is not resolved
+        as such at 25,600 points.
 
     Examples
     --------
@@ -107,6 +110,7 @@ def loss_study(
         losses = -(labels(p) * jax.nn.log_softmax(logits(p))).sum(axis=1)
         return (losses if chi is None else chi(p) * losses)[:, None]
 
+    require_rising(sizes, "sizes")
     require_references(references)
     _require_query_density(chi)
     if lipschitz:
@@ -130,11 +134,18 @@ def loss_study(
 
 
 def _require_query_density(chi: QueryDensity | None) -> None:
-    """Raise ValueError if a density is negative or NaN at one of 2,001 positions."""
+    """Raise ValueError unless 2,001 positions have a number each, none negative, of mean one."""
     if chi is None:
         return
     points = np.linspace(0.0, 1.0, 2001)
     values = np.asarray(filter_jit(chi)(jnp.asarray(points)))
+    require(
+        values.shape == points.shape,
+        "query_density",
+        got=f"shape {values.shape} at 2,001 positions",
+        expected=f"shape {points.shape}, a number for each",
+        cure="Make a constant of that shape too, as jnp.ones_like(p) is.",
+    )
     at = int(np.argmax(~(values >= 0)))
     require(
         bool((values >= 0).all()),
@@ -145,6 +156,18 @@ def _require_query_density(chi: QueryDensity | None) -> None:
             "Pass a function that is nowhere negative: it says which part of the loss each "
             "position has."
         ),
+    )
+    total = np.trapezoid(values, points)
+    # Between two points both the integral and the rule are between the least and the largest
+    # value, so that they differ by no more than the density varies there, times the points' step.
+    variation = np.abs(np.diff(values)).sum() * points[1]
+    rounding = rounding_error(values, float(values.max()))
+    require(
+        bool(abs(total - 1) <= variation + rounding),
+        "query_density",
+        got=f"an integral of {total:.4g}",
+        expected="a density of integral one",
+        cure="Divide it by its integral: it says which part of the loss each position has.",
     )
 
 
@@ -194,7 +217,8 @@ def terminal_adjoint_study(
     sizes
         The refinements: numbers L of tokens. A fitted order takes four or more.
     query_density
-        :math:`\chi`, from positions to numbers, none negative, with respect to dp; by default one.
+        :math:`\chi`, from positions, (points,), to a number for each, none negative: a density with
+        respect to dp, of integral one. By default it is one everywhere.
         With it the adjoint is `eq:continuum-ar-terminal-adjoint`, for which the paper states no
         order; the bound holds.
     references
@@ -212,10 +236,12 @@ def terminal_adjoint_study(
     Raises
     ------
     ValueError
-        If the query density is negative at one of 2,001 points, the two references have the same
-        nodes, or an adjoint that is stated to be Lipschitz is not resolved as such at 25,600
-        points.
+        If sizes are not whole numbers that rise, the query density has not a number for each
+        position, is negative at one of 2,001 points or has another integral than one, the two
+        references have the same nodes, or an adjoint that is stated to be Lipschitz is not resolved
+        as such at 25,600 points.
     """
+    require_rising(sizes, "sizes")
     require_references(references)
     _require_query_density(query_density)
     chi = query_density
@@ -304,8 +330,8 @@ def readout_consistency_study(
     Raises
     ------
     ValueError
-        If the two references have the same nodes, or residuals that are stated to be Lipschitz are
-        not resolved as such at 25,600 points.
+        If sizes are not whole numbers that rise, the two references have the same nodes, or
+        residuals that are stated to be Lipschitz are not resolved as such at 25,600 points.
 
     Examples
     --------
@@ -317,6 +343,7 @@ def readout_consistency_study(
     >>> abs(study.order.value - 1) < 0.01, study.verdict
     (True, 'measured')
     """
+    require_rising(sizes, "sizes")
     require_references(references)
     if lipschitz:
         require_lipschitz(residuals, "residuals")
@@ -402,6 +429,7 @@ def input_adjoint_studies(
     references: References = SINGULAR_AT_ZERO,
 ) -> dict[str, Study]:
     """Compare the input adjoint and density of one example on tokens with the continuum."""
+    require_rising(sizes, "sizes")
     require_references(references)
     check, reference = references
     grids = [*map(make_grid, sizes), check]

@@ -4,6 +4,7 @@
 import dataclasses
 
 import diffrax
+import jax
 import jax.numpy as jnp
 import pytest
 from reference.light import averaging
@@ -98,3 +99,111 @@ def test_references_in_depth_are_two_depth_flows(study, references, got):
     message = f"references: got {got}, expected two depth flows to 1. Pass two ContinuousFlows"
     with pytest.raises(ValueError, match=message):
         study(references)
+
+
+def line(p):
+    return p[:, None]
+
+
+def shadowing(depths):
+    return lim.limits.shadowing_study(lambda depth: averaging([1.5] * depth), X, GRID, depths)
+
+
+def attention(sizes):
+    return lim.limits.attention_studies(lim.limits.averaging_attention(), line, sizes)
+
+
+def moments(sizes):
+    return lim.limits.fourth_moment_studies(
+        lambda grid: lambda weight, x, y: weight * x[-1, 0],
+        jnp.array(2.0),
+        lambda grid: (jnp.zeros((2, grid.size, 1)), None),
+        jnp.array(1.0),
+        sizes,
+    )
+
+
+def cone_mass(sizes):
+    return lim.limits.cone_mass_study(lim.limits.averaging_attention(), line, sizes)
+
+
+def left_cone_mass(sizes):
+    return lim.limits.left_cone_mass_study(lim.limits.averaging_attention(), line, sizes)
+
+
+def loss(sizes):
+    return lim.limits.loss_study(line, line, sizes)
+
+
+def terminal(sizes):
+    return lim.limits.terminal_adjoint_study(lambda size: READOUT, READOUT, line, line, sizes)
+
+
+def consistency(sizes):
+    return lim.limits.readout_consistency_study(lambda size: READOUT, READOUT, line, line, sizes)
+
+
+def split_defect(depths):
+    return lim.limits.split_defect_study(FIELD, jnp.ones((3, 4)), GRID, depths)
+
+
+def of_layers(depths):
+    return lim.limits.trajectory_studies(CONTROL, X, GRID, depths, {"Euler": Scheme()})
+
+
+def adjoints_of_layers(depths):
+    return lim.limits.input_adjoint_depth_studies(
+        CONTROL,
+        lambda x, y: lim.inner(x, x, GRID),
+        (X, None),
+        GRID,
+        depths,
+        schemes={"Euler": Scheme()},
+    )
+
+
+READOUT = lim.LinearReadout(jnp.eye(1))
+FIELD = lim.TransformerField.init(4, norm_eps=0.1, key=jax.random.key(0))
+IN_DEPTH = [of_layers, adjoints_of_layers, shadowing, split_defect]
+IN_POSITION = [
+    attention,
+    moments,
+    cone_mass,
+    left_cone_mass,
+    loss,
+    terminal,
+    consistency,
+]
+
+
+@pytest.mark.parametrize("study", IN_DEPTH + IN_POSITION)
+@pytest.mark.parametrize(
+    "refinements, got",
+    [
+        ((), "none"),
+        (8, "8"),
+        ((0, 8, 16, 32), "0"),
+        ((8.0, 16.0), "8.0"),
+        ((8, 4), r"\[8, 4\]"),
+        ((4, 8, 8), r"\[4, 8, 8\]"),
+    ],
+)
+def test_refinements_are_whole_numbers_that_rise(study, refinements, got):
+    """Also where no order is claimed, for which a study needs but one of them."""
+    named = "depths" if study in IN_DEPTH else "sizes"
+    with pytest.raises(ValueError, match=f"{named}: got {got}.*, expected .*[wW]hole number"):
+        study(refinements)
+
+
+def test_masses_are_compared_at_one_position_at_least():
+    with pytest.raises(ValueError, match=r"positions: got \(\), expected positions between 0 and"):
+        lim.limits.cone_mass_study(lim.limits.averaging_attention(), line, (8, 16), positions=())
+
+
+def test_every_grid_has_a_position_inside():
+    """The last of ten midpoints is at 0.95, so none is at 0.97 or above."""
+    message = "sizes: got 5 positions at inside = 0.97, expected a position from there on. Take"
+    with pytest.raises(ValueError, match=message):
+        lim.limits.attention_studies(
+            lim.limits.averaging_attention(), line, (5, 100), lim.midpoint_grid, inside=0.97
+        )
