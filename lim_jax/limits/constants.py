@@ -13,7 +13,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from lim_jax._checks import require, require_floats
+from lim_jax._checks import require, require_callable, require_floats
 from lim_jax._jit import filter_jit
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.integrals import inner
@@ -359,12 +359,19 @@ def readout_bound(
     Float[Array, ""]
         The largest singular value of the readout's derivative.
 
+    Raises
+    ------
+    ValueError
+        If the readout is no function, or `x` has not a row for each position.
+
     Examples
     --------
     >>> readout = lim.LinearReadout(jnp.array([[3.0, 0.0], [0.0, -5.0]]))
     >>> round(float(readout_bound(readout, jnp.ones((3, 2)), lim.token_grid(3))), 6)
     5.0
     """
+    require_callable(readout, "readout", "readout(x, grid), from states to logits")
+    require_on_grid(x, grid, "x", "length width")
     root = jnp.sqrt(grid.weights)[:, None]
 
     def scaled(z: State) -> Float[Array, " outputs"]:
@@ -398,7 +405,8 @@ def time_slope_bounds(flow: ContinuousFlow, grid: Grid) -> Float[np.ndarray, " p
     Raises
     ------
     ValueError
-        If the `DepthProfile` exceeds what it states on [0, T].
+        If `flow` is not a `ContinuousFlow`, or its `DepthProfile` is negative on [0, T] or exceeds
+        what it states there.
 
     Examples
     --------
@@ -408,12 +416,11 @@ def time_slope_bounds(flow: ContinuousFlow, grid: Grid) -> Float[np.ndarray, " p
     >>> time_slope_bounds(flow, lim.token_grid(3)).tolist()
     [0.0, 0.0]
     """
+    require_continuous(flow)
     knots = linear_knots(flow.control)
     constants = proved_constants([], flow.control, flow.profile, grid, flow.horizon)
     if knots is None or constants is None:
         return None
-    if isinstance(flow.profile, DepthProfile):
-        flow.profile.require_stated(flow.horizon)
     moves = np.linalg.norm(np.diff(_flatten(knots[1]), axis=0), axis=1)
     speeds = moves / np.diff(np.asarray(knots[0]))
     moving = constants.profile * constants.control * speeds

@@ -207,3 +207,18 @@ def test_every_grid_has_a_position_inside():
         lim.limits.attention_studies(
             lim.limits.averaging_attention(), line, (5, 100), lim.midpoint_grid, inside=0.97
         )
+
+
+def test_the_bound_of_a_readout_is_of_states_on_the_grid():
+    # `eq:readout-adjoint-boundedness`.
+    with pytest.raises(ValueError, match="x: got shape .4, 2., expected .3, width"):
+        lim.limits.readout_bound(lim.LinearReadout(jnp.eye(2)), jnp.ones((4, 2)), GRID)
+    with pytest.raises(ValueError, match="readout: got 3, expected a function readout"):
+        lim.limits.readout_bound(3, jnp.ones((3, 2)), GRID)
+
+
+@pytest.mark.parametrize("flow", ["x", lim.ResidualFlow(averaging([1.5]))])
+def test_slopes_in_time_are_of_a_depth_flow(flow):
+    # `eq:depth-time-consistency`.
+    with pytest.raises(ValueError, match="flow: got .* expected an instance of ContinuousFlow"):
+        lim.limits.time_slope_bounds(flow, GRID)
