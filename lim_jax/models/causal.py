@@ -30,7 +30,7 @@ from lim_jax.checkpoints.checkpoint import json_object, open_checkpoint
 from lim_jax.checkpoints.decoder import read_decoder
 from lim_jax.checkpoints.families.family_table import recipe_of, refuse_unsupported
 from lim_jax.checkpoints.gguf_file import open_gguf
-from lim_jax.checkpoints.hub import model_path
+from lim_jax.checkpoints.hub import model_path, require_there
 from lim_jax.checkpoints.multimodal import text_part
 from lim_jax.checkpoints.options import refuse_other_architectures
 from lim_jax.checkpoints.placement import (
@@ -587,6 +587,7 @@ def open_files(path: AnyPath, *, download: bool = False) -> Source:
     path = model_path(path, download=download)
     if path.suffix == ".gguf":
         return open_gguf(path)
+    require_there(path)
     if (config := path / "config.json").is_file():  # what it is, before how it is stored
         refuse_unsupported(json_object(config))
     return text_part(open_checkpoint(path))
