@@ -27,7 +27,7 @@ EIGHT_BITS = "F8_E4M3"
 BYTES = "U8"
 ADAPTER = "adapter_config.json"
 QUANTISED = ("quantization_config", "quantization")
-MODELOPT = "hf_quant_config.json"
+MODELOPT_FILE = "hf_quant_config.json"
 SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 Rows = Callable[[slice], np.ndarray]
 LONGEST_HEADER = 100_000_000
@@ -317,9 +317,10 @@ def _stated_quantisation(folder: Path, config: Configuration) -> Any:
         for name in QUANTISED:
             if options.get(name) is not None:
                 return options[name]
-    if not (folder / MODELOPT).is_file():
+    if not (folder / MODELOPT_FILE).is_file():
         return None
-    return {"quant_method": "modelopt"} | json_object(folder / MODELOPT).get("quantization", {})
+    stated = Configuration(json_object(folder / MODELOPT_FILE), MODELOPT_FILE)
+    return {"quant_method": "modelopt", **stated.get_object("quantization")}
 
 
 def _require_weights(folder: Path) -> None:
