@@ -9,7 +9,7 @@ from typing import Any
 from lim_jax._checks import described, require
 
 # Options that change no number of the network: they concern sampling, training, labels of other
-# heads, the file itself (`quantised` reads how), or how other programs compute the network.
+# heads, the file itself (`quantised_formats` reads how), or how other programs compute the network.
 HARMLESS = frozenset(
     """
     architectures attention_softmax_in_fp32 _attn_implementation _attn_implementation_autoset

@@ -62,14 +62,14 @@ OF_NEMOTRON = Names(
     mtp_prefix=MTP_PREFIX,
 )
 OF_NEMOTRON_MAMBA = recurrent_sublayers.MambaNames(
-    "mamba_num_heads",
-    "mamba_head_dim",
-    "n_groups",
-    "ssm_state_size",
-    "conv_kernel",
-    "use_bias",
-    "use_bias",
-    "use_conv_bias",
+    heads="mamba_num_heads",
+    features="mamba_head_dim",
+    groups="n_groups",
+    size="ssm_state_size",
+    taps="conv_kernel",
+    input_bias="use_bias",
+    output_bias="use_bias",
+    tap_bias="use_conv_bias",
 )
 
 
@@ -249,7 +249,9 @@ def nemotron_h(config: Configuration) -> Recipe:
     # As in transformers, which reads no other limits, the least step is that of initialisation.
     lowest, highest = recurrent_sublayers.read_rate_limits(config)
     got = f"time_step_limit from {lowest} to {highest}"
-    require_config((lowest, highest > 1e300) == (0, True), got, "from 0 to infinity")
+    # Some files write 1e308 for infinity.
+    unlimited = lowest == 0 and highest > 1e300
+    require_config(unlimited, got, "from 0 to infinity")
     limits = config.get_positive("time_step_min", 0.001), math.inf
     activation = ACTIVATIONS[config.get_choice("mamba_hidden_act", ACTIVATIONS, "silu")]
     mixer = recurrent_sublayers.mamba2(mamba, "mixer", limits, activation)
@@ -356,7 +358,7 @@ def falcon_h1(config: Configuration) -> Recipe:
     expanded = config.get_int("mamba_expand", 2) * sizes.width
     inner = config.with_defaults(mamba_d_ssm=1024).get_int_or("mamba_d_ssm", expanded)
     names = recurrent_sublayers.MambaNames(output_bias="projectors_bias")
-    z, x, b, c, dt = _factors(config, "ssm_multipliers", 5)
+    gate_z, value_x, key_b, query_c, rate_dt = _factors(config, "ssm_multipliers", 5)
     mamba = recurrent_sublayers.mamba2(
         recurrent_sublayers.mamba_sizes(config, inner, names),
         "mamba",
@@ -365,7 +367,13 @@ def falcon_h1(config: Configuration) -> Recipe:
         head_norm=config.get_flag("mamba_rms_norm"),
         norm_before_gate=config.get_flag("mamba_norm_before_gate", True),
         factors=recurrent_sublayers.MambaFactors(
-            factor("ssm_in"), z, x, b, c, dt, factor("ssm_out")
+            inside=factor("ssm_in"),
+            gate=gate_z,
+            value=value_x,
+            key=key_b,
+            query=query_c,
+            rate=rate_dt,
+            outside=factor("ssm_out"),
         ),
     )
     before = factor("attention_in")
