@@ -42,7 +42,8 @@ class _Header:
     # The gguf package's own reader makes several arrays for every word of a vocabulary.
 
     def __init__(self, stream: BinaryIO, size: int):
-        self.stream, self.size = stream, size
+        self.stream = stream
+        self.size = size
 
     def next_bytes(self, count: int) -> bytes:
         """Return the next bytes."""

@@ -74,7 +74,9 @@ class Configuration(Mapping[str, Any]):
     """A file's options, and the names of those that were read."""
 
     def __init__(self, options: Options, file: str = CONFIG):
-        self.options, self.read_names, self.file = options, set(), file
+        self.options = options
+        self.read_names = set()
+        self.file = file
 
     def __getitem__(self, name: str) -> Any:
         """Return an option, and remember that it was read."""

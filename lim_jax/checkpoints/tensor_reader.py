@@ -66,14 +66,16 @@ class Reader:
 
     def __init__(self, checkpoint: Source, dtype: str, prefix: str = "", half: str | None = None):
         """Keep the checkpoint and precisions; drop from the prefix what no name begins with."""
+        self.checkpoint = checkpoint
         # Without JAX's double precision no array of it leaves this reader.
-        self.checkpoint, self.dtype = checkpoint, str(jax.dtypes.canonicalize_dtype(dtype))
+        self.dtype = str(jax.dtypes.canonicalize_dtype(dtype))
         self.matrix_dtype = half or self.dtype
         # Base models name their weights without the prefix that models with a head put first, or
         # without its beginning, as OPT's without "model." of "model.decoder.".
         while prefix and not any(name.startswith(prefix) for name in checkpoint.files):
             prefix = prefix.partition(".")[2]
-        self.prefix, self.read_names = prefix, set()
+        self.prefix = prefix
+        self.read_names = set()
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         """Read a tensor of the base model, whose name is put behind the prefix."""

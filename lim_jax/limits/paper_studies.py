@@ -129,7 +129,8 @@ class Group(NamedTuple):
 
 def groups(quick: bool = False, seed: int = 0) -> dict[str, Group]:
     """Return the groups of studies by name, each with the refinements that it runs by default."""
-    sizes, depths = (SIZES[:4], DEPTHS[:4]) if quick else (SIZES, DEPTHS)
+    sizes = SIZES[:4] if quick else SIZES
+    depths = DEPTHS[:4] if quick else DEPTHS
     queried = (200, 400, 800, 1600)
     return {
         "depth": Group(partial(LAYER_ROWS["depth"], quick=quick, seed=seed), depths),
