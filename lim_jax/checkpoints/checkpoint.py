@@ -125,7 +125,7 @@ class Checkpoint(NamedTuple):
         self, name: str, shape: tuple[int, ...], precisions: tuple[str, ...]
     ) -> Callable[..., np.ndarray]:
         """Check a tensor's precision and shape, and return a function that reads a part of it."""
-        self._rows(name, shape, precisions)
+        self._require_stored(name, shape, precisions)
 
         def read_slice(index: Any) -> np.ndarray:
             """Read a part of the tensor from its file."""
@@ -134,23 +134,26 @@ class Checkpoint(NamedTuple):
 
         return read_slice
 
-    def _rows(
-        self, name: str, shape: tuple[int, ...], precisions: tuple[str, ...] = PRECISIONS
-    ) -> Rows:
-        """Check a tensor's precision and shape, and return a function that reads some rows."""
+    def _require_stored(
+        self, name: str, shape: tuple[int, ...], precisions: tuple[str, ...]
+    ) -> str:
+        """Return a tensor's precision; raise ValueError if it or the shape is another."""
         require_tensor(self.stored, name)
         with _open(self.stored[name]) as file:
             tensor = file.get_slice(name)
             precision = tensor.get_dtype()
-            cure = "Convert quantised weights to one of these."
-            require_in(
-                name,
-                precision in precisions,
-                f"the precision {precision}",
-                ", ".join(precisions),
-                cure,
-            )
-            require_shape(name, tuple(tensor.get_shape()), shape)
+            stored_shape = tuple(tensor.get_shape())
+        got = f"the precision {precision}"
+        cure = "Convert quantised weights to one of these."
+        require_in(name, precision in precisions, got, ", ".join(precisions), cure)
+        require_shape(name, stored_shape, shape)
+        return precision
+
+    def _rows(
+        self, name: str, shape: tuple[int, ...], precisions: tuple[str, ...] = PRECISIONS
+    ) -> Rows:
+        """Check a tensor's precision and shape, and return a function that reads some rows."""
+        precision = self._require_stored(name, shape, precisions)
 
         def rows(part: slice) -> np.ndarray:
             """Read some rows, from a file that is opened for this read alone."""
