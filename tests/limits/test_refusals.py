@@ -222,3 +222,11 @@ def test_slopes_in_time_are_of_a_depth_flow(flow):
     # `eq:depth-time-consistency`.
     with pytest.raises(ValueError, match="flow: got .* expected an instance of ContinuousFlow"):
         lim.limits.time_slope_bounds(flow, GRID)
+
+
+@pytest.mark.parametrize("only", ["attention", 3])
+def test_studies_are_chosen_by_a_list_of_names(only):
+    """A name by itself was read letter by letter."""
+    message = f"only: got {only!r}, expected a list of some of depth, attention"
+    with pytest.raises(ValueError, match=message):
+        lim.limits.measure(only=only)
