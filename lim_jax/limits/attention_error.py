@@ -181,17 +181,15 @@ class _CellErrors(NamedTuple):
         rate: Callable[[int], float],
     ) -> Study:
         """Study errors of all sizes, with a claimed order and a bound where premises are stated."""
-        source = f"eq:attention-{label}"
         constant = self.constant
-        if constant is None:
-            return refine(source, None, self.sizes, errors, self.reference_error, sampled=True)
-
-        def bound(size: int) -> float:
-            """Compute the bound at one size."""
-            return constant * rate(size)
-
         return refine(
-            source, claimed, self.sizes, errors, self.reference_error, bound, sampled=True
+            f"eq:attention-{label}",
+            None if constant is None else claimed,
+            self.sizes,
+            errors,
+            self.reference_error,
+            None if constant is None else (lambda size: constant * rate(size)),
+            sampled=True,
         )
 
 

@@ -245,13 +245,14 @@ def _scheme_studies(
 
     def study(label: str, error: Callable, constant: Callable) -> Study:
         """Study one error over all depths, with a bound if the theorem's constants are known."""
+        factor = None if constants is None else constant(constants, horizon)
         return refine(
             label,
             claimed,
             depths,
             (error(runs[depth].states) for depth in depths),
             limit.flow_error,
-            constants and (lambda depth: constant(constants, horizon) * runs[depth].bracket),
+            None if factor is None else (lambda depth: factor * runs[depth].bracket),
             sampled=sampled,
             rounding=rounding,
         )
@@ -460,14 +461,14 @@ def shadowing_study(
         runs, lambda depth: runs[depth].layers, proved, DepthConstants.on_layers
     )
     # The layers are their own control, at no distance.
-    constants = constants and constants._replace(control=0.0)
+    factor = None if constants is None else constants._replace(control=0.0).on_layers(horizon)
     return refine(
         "thm:resnet-ode",
-        None if constants is None else 1.0,
+        None if factor is None else 1.0,
         depths,
         (_largest_norm(run.states - run.flow, grid) for run in runs.values()),
         _largest_norm(run(depths[0], check).flow - runs[depths[0]].flow, grid),
-        constants and (lambda depth: constants.on_layers(horizon) * horizon / depth),
+        None if factor is None else (lambda depth: factor * horizon / depth),
         sampled=sampled,
         rounding=rounding,
     )
