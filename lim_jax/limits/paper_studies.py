@@ -23,13 +23,13 @@ from lim_jax.limits import cones as in_cones
 from lim_jax.limits import position as in_position
 from lim_jax.limits.attention_error import SMOOTH, PositionField, attention_studies
 from lim_jax.limits.fields import (
-    TERMINAL_LOSS,
     WIDTH,
     averaging_attention,
     gaussian_attention,
     right_biased,
     smooth_labels,
     smooth_states,
+    terminal_loss,
 )
 from lim_jax.limits.layers import LAYER_ROWS, depth_costs
 from lim_jax.limits.refinement import (
@@ -353,7 +353,7 @@ def _adjoint_rows(sizes: tuple[int, ...], depth: int, quick: bool, seed: int) ->
         if quick and name == "midpoints":
             continue
         studies = in_position.input_adjoint_studies(
-            flow, TERMINAL_LOSS, smooth_states, sizes, GRIDS[name]
+            flow, terminal_loss, smooth_states, sizes, GRIDS[name]
         )
         for part, order in expected.items():
             reason = "" if order == 1 else SLOWED if order < 1 else MIDPOINT
@@ -419,7 +419,7 @@ def position_costs(sizes: Iterable[int], seed: int = 0) -> list[Curve]:
     @filter_jit
     def averages(grid: Grid) -> Array:
         """Return the regional averages of the input density on one grid."""
-        return in_position.influence_of_field(flow, TERMINAL_LOSS, smooth_states, grid, 0.2)[2]
+        return in_position.influence_of_field(flow, terminal_loss, smooth_states, grid, 0.2)[2]
 
     curves: dict[str, dict[float, Array]] = {
         name: {size: averages(make_grid(size)) for size in sizes}

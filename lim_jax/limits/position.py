@@ -372,6 +372,7 @@ def readout_consistency_study(
     same = all(readout(size) is limit for size in sizes)
     if not (lipschitz and same and type(limit) is LinearReadout):
         return refine(source, None, sizes, gaps, check_gap, sampled=True)
+    assert isinstance(limit, LinearReadout)
     constant = float(np.linalg.norm(limit.weight, 2)) * steepest
 
     def bound(size: int) -> float:
