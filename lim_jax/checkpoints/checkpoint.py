@@ -17,6 +17,7 @@ import numpy as np
 from lim_jax._argument_error import Refusal
 from lim_jax._checks import AnyPath, as_path, require_extra
 from lim_jax.checkpoints import integers, quantised_formats
+from lim_jax.checkpoints.integers import ReadRows
 from lim_jax.checkpoints.options import Configuration, require_in
 
 safetensors: Any = lazy_loader.load("safetensors")  # of the extra; the rest does without
@@ -29,7 +30,6 @@ ADAPTER = "adapter_config.json"
 QUANTISED = ("quantization_config", "quantization")
 MODELOPT_FILE = "hf_quant_config.json"
 SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
-Rows = Callable[[slice], np.ndarray]
 LONGEST_HEADER = 100_000_000
 NUMBERS_AT_ONCE = 2**20
 FOLDER = "a folder with config.json and safetensors files"
@@ -64,7 +64,7 @@ class Checkpoint(NamedTuple):
         """Read one tensor, converted to `dtype` some rows at a time."""
         return read_rows(name, shape or (1,), dtype, self.rows(name, shape)).reshape(shape)
 
-    def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
+    def rows(self, name: str, shape: tuple[int, ...]) -> ReadRows:
         """Return a function that reads some rows of one tensor, in the precision of its own."""
         require_tensor(self.files, name)
         name = self.aliases.get(name, name)
@@ -151,7 +151,7 @@ class Checkpoint(NamedTuple):
 
     def _rows(
         self, name: str, shape: tuple[int, ...], precisions: tuple[str, ...] = PRECISIONS
-    ) -> Rows:
+    ) -> ReadRows:
         """Check a tensor's precision and shape, and return a function that reads some rows."""
         precision = self._require_stored(name, shape, precisions)
 
@@ -163,7 +163,7 @@ class Checkpoint(NamedTuple):
 
         return rows if precision != EIGHT_BITS else _bytes(self.stored[name], name, shape)
 
-    def _fp8_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
+    def _fp8_rows(self, name: str, shape: tuple[int, ...]) -> ReadRows:
         """Return a function that reads and dequantises some rows of an FP8 matrix."""
         assert self.quantisation is not None
         block = [size or n for size, n in zip(self.quantisation.block, shape, strict=True)]
@@ -177,7 +177,7 @@ class Checkpoint(NamedTuple):
             numbers(part), scales, part.start, (block[0], block[1])
         )
 
-    def _nvfp4_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
+    def _nvfp4_rows(self, name: str, shape: tuple[int, ...]) -> ReadRows:
         """Return a function that reads and dequantises some rows of an NVFP4 matrix."""
         fits = len(shape) == 2 and shape[1] % quantised_formats.GROUP == 0
         got = "numbers of four bits"
@@ -214,7 +214,7 @@ class Checkpoint(NamedTuple):
         require_shape(name, scales.shape, scales.shape if len(set(squeezed)) == 1 else shape)
         return scales.reshape(shape)
 
-    def _mxfp4_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
+    def _mxfp4_rows(self, name: str, shape: tuple[int, ...]) -> ReadRows:
         """Return a function that dequantises some experts' MXFP4 matrices, held transposed."""
         fits = len(shape) == 3 and shape[1] % (2 * quantised_formats.PAIRS) == 0
         expected = "unquantised ones" if len(shape) != 3 else f"shape {shape}"
@@ -228,7 +228,7 @@ class Checkpoint(NamedTuple):
         return lambda part: quantised_formats.dequantise_mxfp4(blocks(part), scales(part))
 
 
-def read_rows(name: str, shape: tuple[int, ...], dtype: str, rows: Rows) -> np.ndarray:
+def read_rows(name: str, shape: tuple[int, ...], dtype: str, rows: ReadRows) -> np.ndarray:
     """Read a tensor some rows at a time, each block converted and checked to be finite."""
     values = np.empty(shape, dtype)
     step = max(1, NUMBERS_AT_ONCE // math.prod(shape[1:]))
@@ -402,7 +402,7 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
         return _loads(stream.read(size), file), 8 + size
 
 
-def _bytes(file: Path, name: str, shape: tuple[int, ...]) -> Rows:
+def _bytes(file: Path, name: str, shape: tuple[int, ...]) -> ReadRows:
     """Return a function that reads some rows of an FP8 tensor as bytes, as NumPy has no FP8."""
     header, start = _header(file)
     start += header[name]["data_offsets"][0]

@@ -32,7 +32,7 @@ class Stored(NamedTuple):
     file: Path
     kind: Any  # its quantisation
     shape: tuple[int, ...]  # of the numbers
-    rows: tuple[int, ...]  # shape of the bytes that are stored for them
+    byte_shape: tuple[int, ...]  # shape of the bytes that are stored for them
     offset: int  # in bytes
 
 
@@ -152,7 +152,7 @@ def _parse(file: Path, header: _Header) -> tuple[dict[str, Stored], dict[str, An
         name: Stored(file, kind, shape, rows, start + offset)
         for name, kind, shape, rows, offset in infos
     }
-    ends = [tensor.offset + math.prod(tensor.rows) for tensor in tensors.values()]
+    ends = [tensor.offset + math.prod(tensor.byte_shape) for tensor in tensors.values()]
     empty = any(min(tensor.shape) < 1 for tensor in tensors.values())
     if len(tensors) < num_tensors or max(ends, default=0) > header.size or empty:
         raise ValueError("a tensor twice, empty, or cut off")

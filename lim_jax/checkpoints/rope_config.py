@@ -46,7 +46,7 @@ SCALINGS = {
 }  # fmt: skip
 SYNONYMS = {"su": "longrope", "none": "default", "mrope": "default"}
 # Which features know rows and columns of images; in text all know the token's position.
-OF_IMAGES = "mrope_section", "mrope_interleaved"
+SECTIONS_OF_IMAGES = "mrope_section", "mrope_interleaved"
 TEMPERED = "llama_4_scaling_beta"
 
 
@@ -243,7 +243,7 @@ def _require_known(rope: Configuration, scaling: str) -> None:
     cure = "Take another model: other scalings of rotary positions are not known here."
     published = " or ".join(kind for kind in SCALINGS if kind != OF_GGUF)
     require_config(scaling in SCALINGS, f"rope_type = {scaling!r}", published, cure)
-    names = {"rope_type", "type", "rope_theta", PART, *OF_IMAGES, *SCALINGS[scaling]}
+    names = {"rope_type", "type", "rope_theta", PART, *SECTIONS_OF_IMAGES, *SCALINGS[scaling]}
     names |= set() if rope.get(TEMPERED) else {TEMPERED}
     for name in sorted(rope):
         got = f"{name} = {described(rope[name])} of a {scaling} scaling"

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from lim_jax.checkpoints.checkpoint import Checkpoint, Rows, require_finite
+from lim_jax.checkpoints.checkpoint import Checkpoint, require_finite
 from lim_jax.checkpoints.gguf_checkpoint import GGUFCheckpoint
+from lim_jax.checkpoints.integers import ReadRows
 
 Source = Checkpoint | GGUFCheckpoint
 Tensor = Any  # of NumPy; the type checker takes the arrays of modules for JAX's
@@ -98,7 +99,7 @@ class Reader:
         """Return the shape of a tensor of the base model, as its file holds it."""
         return self.checkpoint.shape(self.prefix + name)
 
-    def rows(self, name: str, *shape: int) -> Rows:
+    def rows(self, name: str, *shape: int) -> ReadRows:
         """Return a function that reads and checks some rows of a tensor, by its full name."""
         self.read_names.add(name)
         rows = self.checkpoint.rows(name, shape)
