@@ -48,8 +48,8 @@ SUPPORTED: Mapping[str, Mapping[str, Any]] = {
     },
     "mxfp4": {"dequantize": (False, True)},
     "modelopt": {
-        "quant_algo": (*MODELOPT_SCHEMES, MIXED), "group_size": (GROUP,), "has_zero_point": (False,),
-        "pre_quant_scale": (False,),
+        "quant_algo": (*MODELOPT_SCHEMES, MIXED), "group_size": (GROUP,),
+        "has_zero_point": (False,), "pre_quant_scale": (False,),
     },
     "compressed-tensors": {
         "format": PACKINGS, "quantization_status": ("compressed",), "sparsity_config": ({},),
