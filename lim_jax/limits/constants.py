@@ -111,31 +111,31 @@ class DepthConstants(NamedTuple):
 
     Parameters
     ----------
-    state
+    state_lipschitz
         :math:`\Lambda`, the Lipschitz constant of :math:`\mathscr F_\theta` in the state.
-    control
+    control_lipschitz
         :math:`C_\theta`, its Lipschitz constant in the parameters.
-    speed
+    field_bound
         :math:`M`, the largest :math:`\|\mathscr F_\theta(X)\|`.
     defect
         :math:`C_{split} = \|d_k\|/\varepsilon^2` (`eq:discrete-residual-with-defect`); by default
         0, that of Euler's step.
-    profile
+    profile_bound
         :math:`Z = \|\zeta\|_\infty` of the depth profile; by default 1.
-    profile_slope
+    profile_lipschitz
         :math:`\mathrm{Lip}(\zeta)` of the depth profile; by default 0.
     """
 
-    state: float
-    control: float
-    speed: float
+    state_lipschitz: float
+    control_lipschitz: float
+    field_bound: float
     defect: float = 0.0
-    profile: float = 1.0
-    profile_slope: float = 0.0
+    profile_bound: float = 1.0
+    profile_lipschitz: float = 0.0
 
     def layer_factor(self, step: float) -> float:
         r"""Return the factor of the error within a layer, :math:`1 + \varepsilon Z\Lambda`."""
-        return 1 + step * self.profile * self.state
+        return 1 + step * self.profile_bound * self.state_lipschitz
 
     def layer_defect(self, step: float, distance: float) -> float:
         r"""Bound what a layer adds to the error, :math:`\|d_k\| + \tau_k`.
@@ -144,8 +144,10 @@ class DepthConstants(NamedTuple):
         \mathrm{Lip}(\zeta))M/2) + Z C_\theta\,
         \int_{t_k}^{t_{k+1}}\|\theta^\varepsilon_k - \theta(r)\|\,dr`; the integral is `distance`.
         """
-        moving = (self.profile**2 * self.state + self.profile_slope) * self.speed / 2
-        return step**2 * (self.defect + moving) + self.profile * self.control * distance
+        lipschitz = self.profile_bound**2 * self.state_lipschitz + self.profile_lipschitz
+        moving = lipschitz * self.field_bound / 2
+        apart = self.profile_bound * self.control_lipschitz * distance
+        return step**2 * (self.defect + moving) + apart
 
     def by_layer(
         self, step: float, distances: Float[np.ndarray, " depth"]
@@ -169,12 +171,13 @@ class DepthConstants(NamedTuple):
         Z C_\theta\}`: what the layers add, times Gronwall's exponential, which may be infinite.
         """
         with np.errstate(over="ignore"):
-            growth = float(np.exp(np.float64(horizon * self.profile * self.state)))
-        return growth * max(horizon * self.layer_defect(1.0, 0.0), self.profile * self.control)
+            growth = float(np.exp(np.float64(horizon * self.profile_bound * self.state_lipschitz)))
+        by_control = self.profile_bound * self.control_lipschitz
+        return growth * max(horizon * self.layer_defect(1.0, 0.0), by_control)
 
     def between_layers(self, horizon: float) -> float:
         """Compute :math:`C_T` of `eq:resnet-ode-convergent-control-bound`: :math:`ZM` more."""
-        return self.on_layers(horizon) + self.profile * self.speed
+        return self.on_layers(horizon) + self.profile_bound * self.field_bound
 
 
 def proved_constants(
@@ -224,7 +227,7 @@ def proved_constants(
     >>> fields = jax.vmap(lambda key: TransformerField.init(4, norm_eps=0.1, key=key))(keys)
     >>> fields = jax.tree.map(lambda leaf: 0.2 * leaf, fields)
     >>> grid, control = lim.token_grid(3), lim.network.linear_control(fields)
-    >>> proved_constants([fields], control, unit_profile, grid).state < 1
+    >>> proved_constants([fields], control, unit_profile, grid).state_lipschitz < 1
     True
     >>> proved_constants([fields], lambda time: fields, unit_profile, grid) is None
     True
@@ -257,8 +260,8 @@ def proved_constants(
         float(regularity.lipschitz),
         mass * float(regularity.control),
         mass * float(regularity.bound),
-        profile=largest,
-        profile_slope=steepest,
+        profile_bound=largest,
+        profile_lipschitz=steepest,
     )
 
 
@@ -423,8 +426,8 @@ def time_slope_bounds(flow: ContinuousFlow, grid: Grid) -> Float[np.ndarray, " p
         return None
     moves = np.linalg.norm(np.diff(_flatten(knots[1]), axis=0), axis=1)
     speeds = moves / np.diff(np.asarray(knots[0]))
-    moving = constants.profile * constants.control * speeds
-    return moving + constants.profile_slope * constants.speed
+    moving = constants.profile_bound * constants.control_lipschitz * speeds
+    return moving + constants.profile_lipschitz * constants.field_bound
 
 
 @filter_jit

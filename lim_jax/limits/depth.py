@@ -295,7 +295,7 @@ class _Theorem(NamedTuple):
             measured = map(depth_constants, fields, map(jnp.asarray, states), [self.grid] * 3)
             largest = (float(max(values)) for values in zip(*measured, strict=True))
             value, slope = sampled_profile(self.profile, self.horizon)
-            proved = DepthConstants(*largest)._replace(profile=value, profile_slope=slope)
+            proved = DepthConstants(*largest)._replace(profile_bound=value, profile_lipschitz=slope)
         assert proved is not None
         defects = {depth: run.defect for depth, run in runs.items()}
         if self.lipschitz:
@@ -461,7 +461,9 @@ def shadowing_study(
         runs, lambda depth: runs[depth].layers, proved, DepthConstants.on_layers
     )
     # The layers are their own control, at no distance.
-    factor = None if constants is None else constants._replace(control=0.0).on_layers(horizon)
+    factor = (
+        None if constants is None else constants._replace(control_lipschitz=0.0).on_layers(horizon)
+    )
     return refine(
         "thm:resnet-ode",
         None if factor is None else 1.0,

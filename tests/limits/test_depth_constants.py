@@ -99,17 +99,17 @@ def test_the_constants_of_a_matrix_are_its_norm_and_the_states():
     def largest(values, norm):
         return max(np.linalg.norm(value, norm) for value in values)
 
-    np.testing.assert_allclose(bounds.state, largest(matrices, 2), rtol=1e-12)
-    np.testing.assert_allclose(bounds.control, largest(root * states, 2), rtol=1e-12)
+    np.testing.assert_allclose(bounds.state_lipschitz, largest(matrices, 2), rtol=1e-12)
+    np.testing.assert_allclose(bounds.control_lipschitz, largest(root * states, 2), rtol=1e-12)
     images = np.einsum("bij,blj->bli", matrices, states)
-    np.testing.assert_allclose(bounds.speed, largest(root * images, "fro"), rtol=1e-12)
+    np.testing.assert_allclose(bounds.field_bound, largest(root * images, "fro"), rtol=1e-12)
     constants = lim.limits.DepthConstants(2.0, 3.0, 5.0, 7.0)
     # e^(T state) max(T (state speed / 2 + defect), control), and the speed once more.
     np.testing.assert_allclose(constants.on_layers(0.5), np.e * 6, rtol=1e-12)
     np.testing.assert_allclose(constants.on_layers(0.1), np.exp(0.2) * 3, rtol=1e-12)
     np.testing.assert_allclose(constants.between_layers(0.5), np.e * 6 + 5, rtol=1e-12)
     # zeta counts twice in the flow's move, once with a slope of its own, and in the exponential.
-    rising = constants._replace(profile=1.5, profile_slope=11.0)
+    rising = constants._replace(profile_bound=1.5, profile_lipschitz=11.0)
     layer = 0.5 * ((1.5**2 * 2 + 11) * 5 / 2 + 7)
     np.testing.assert_allclose(rising.on_layers(0.5), np.exp(1.5) * layer, rtol=1e-12)
     np.testing.assert_allclose(rising.on_layers(0.01), np.exp(0.03) * 4.5, rtol=1e-12)
@@ -185,7 +185,9 @@ def test_every_layer_adds_no_more_than_its_own_defect_to_the_error():
     size = max(flow.max(), recursion.max())
     fine = np.linspace(0, 1, 1001)
     speed = max(np.abs((0.5 - 2 * fine) * size))
-    constants = lim.limits.DepthConstants(1.5, size, speed, profile=2.0, profile_slope=1.0)
+    constants = lim.limits.DepthConstants(
+        1.5, size, speed, profile_bound=2.0, profile_lipschitz=1.0
+    )
     distances = np.full(depth, 2 * step**2 / 2)
     added = (4 * 1.5 + 1) * speed / 2 * step**2 + 2 * size * distances
     assert (errors[1:] <= (1 + step * 3) * errors[:-1] + added).all()
@@ -300,9 +302,9 @@ def test_constants_are_proved_where_no_difference_quotient_refutes_them():
         change = np.asarray(field(moved, moved, grid) - field(still, still, grid))
         quotient = np.sqrt(weights @ (change**2).sum(axis=1) / (weights @ (2 * step**2)))
         proved = float(field_regularity(fields).lipschitz)
-        assert (constants is None) is not (constants is not None and quotient <= constants.state), (
-            grid
-        )
+        assert (constants is None) is not (
+            constants is not None and quotient <= constants.state_lipschitz
+        ), grid
         verdicts[grid.size, str(grid.offset), grid.power] = constants is not None, quotient / proved
     # 2.1318 of a constant 2, and more, on a hundred uneven cells.
     held, ratio = verdicts[100, "9/10", 3]
