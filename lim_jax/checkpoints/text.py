@@ -155,7 +155,7 @@ def find_chat_template(path: Path, header: Header) -> ChatTemplate | None:
     folder = path.parent if path.suffix == ".gguf" else path
     options = _json_object_or_empty(folder / OPTIONS)
     source = _stated_template(options)
-    if source is None:
+    if source is None:  # as in older files of processors
         source = _stated_template(_json_object_or_empty(folder / PROCESSORS_TEMPLATE))
     if (folder / TEMPLATE).is_file():
         source = decoded((folder / TEMPLATE).read_bytes(), folder / TEMPLATE, "chat template")

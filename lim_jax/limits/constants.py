@@ -64,7 +64,7 @@ class DepthProfile(NamedTuple):
         values = _profile_values(self.function, horizon)
         largest, steepest = sampled_profile(self.function, horizon)
         # A few operations round a value by four units in the last place of the largest.
-        unit = float(jnp.finfo(jnp.zeros(()).dtype).eps)
+        unit = float(jnp.finfo(jax.dtypes.canonicalize_dtype(float)).eps)
         rounding = 4 * unit * largest
         lowest = int(values.argmin())  # a NaN, if there is one
         require(
