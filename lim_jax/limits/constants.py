@@ -62,20 +62,22 @@ class DepthProfile(NamedTuple):
     def require_stated(self, horizon: float = 1.0) -> None:
         """Raise ValueError if at 4,097 times the profile is negative or exceeds what it states."""
         values = _profile_values(self.function, horizon)
-        largest, steepest = sampled_profile(self.function, horizon)
+        finite = np.isfinite(values)
         # A few operations round a value by four units in the last place of the largest.
         unit = float(jnp.finfo(jax.dtypes.canonicalize_dtype(float)).eps)
-        rounding = 4 * unit * largest
-        lowest = int(values.argmin())  # a NaN, if there is one
+        rounding = 4 * unit * np.abs(values[finite]).max(initial=0.0)
+        fails = ~(finite & (values >= -rounding))
+        at = int(fails.argmax())
         require(
-            bool(values[lowest] >= -rounding),
+            not fails.any(),
             "profile",
-            got=f"{values[lowest]} at depth time {horizon * lowest / PROFILE_STEPS:.6g}",
-            expected="values that are not negative",
+            got=f"{values[at]} at depth time {horizon * at / PROFILE_STEPS:.6g}",
+            expected="finite values that are not negative",
             cure="Pass none below zero; to reverse a field, negate its output.",
         )
         # A slope is the difference of two such values over T/4096, at times that are rounded too,
         # which moves either by T times the slope, in the last place.
+        largest, steepest = sampled_profile(self.function, horizon)
         steps = PROFILE_STEPS / horizon
         rounding_of_slopes = 2 * steps * (rounding + unit * horizon * self.lipschitz)
         cure = "State the largest value, and the steepest slope, of the profile on [0, T]."

@@ -404,14 +404,22 @@ def test_a_profile_below_zero_proves_nothing(double):
     # `ass:depth-profile`.
     with jax.enable_x64(double):
         negative = lim.limits.DepthProfile(lambda time: 0.5 - time, 0.5, 1.0)
-        message = "profile: got -0.5 at depth time 1, expected values that are not negative. Pass"
+        message = "profile: got -0.0002.* at depth time 0.500244, expected finite values that"
         with pytest.raises(ValueError, match=message):
             negative.require_stated(1.0)
         quarter = lim.limits.DepthProfile(lambda time: jnp.cos(jnp.pi / 2 * time), 1.0, 1.6)
         quarter.require_stated(1.0)
     fields = small_fields()
-    with pytest.raises(ValueError, match="profile: got -0.5 at depth time 1, expected"):
+    with pytest.raises(ValueError, match="profile: got -0.0002.* at depth time 0.500244"):
         lim.limits.proved_constants([fields], None, negative, lim.token_grid(5))
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_a_profile_that_is_not_finite_is_refused(value):
+    # `ass:depth-profile`.
+    holed = lim.limits.DepthProfile(lambda time: jnp.where(time < 1, 1.0, value), 1.0, 1.0)
+    with pytest.raises(ValueError, match=f"profile: got {value} at depth time 1, expected finite"):
+        holed.require_stated(1.0)
 
 
 def test_nothing_is_proved_of_no_fields_at_all():
