@@ -454,8 +454,11 @@ def test_rates_of_chosen_studies_sizes_and_matrices(monkeypatch, tmp_path, capsy
     [
         (("--only", "loss", "tokens"), "only: got tokens, expected some of depth, attention"),
         (("--sizes", "1", "2", "3", "4"), r"sizes: got \[1, 2, 3, 4\] of all studies"),
-        (("--only", "loss", "--sizes", "1", "2", "3"), "sizes: .*at least four"),
-        (("--only", "loss", "--sizes", "4", "3", "2", "1"), "sizes: .*rising"),
+        (("--only", "loss", "--sizes", "1", "2", "3"), "sizes: .*4 refinements or more"),
+        (
+            ("--only", "loss", "--sizes", "4", "3", "2", "1"),
+            "sizes: .*each finer than the one before",
+        ),
         (("--only", "loss", "--sizes", "0", "1", "2", "3"), "sizes: got 0"),
         (("--seed", "-1"), "seed: got -1"),
     ],

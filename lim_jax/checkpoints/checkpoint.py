@@ -18,6 +18,7 @@ import numpy as np
 from lim_jax._argument_error import Refusal
 from lim_jax._checks import AnyPath, as_path, require_extra
 from lim_jax.checkpoints import integers, quantised_formats
+from lim_jax.checkpoints.integers import ReadRows
 from lim_jax.checkpoints.options import Configuration, require_in
 
 safetensors: Any = lazy_loader.load("safetensors")  # of the extra; the rest does without
@@ -28,9 +29,8 @@ EIGHT_BITS = "F8_E4M3"
 BYTES = "U8"
 ADAPTER = "adapter_config.json"
 QUANTISED = ("quantization_config", "quantization")
-MODELOPT = "hf_quant_config.json"
+MODELOPT_FILE = "hf_quant_config.json"
 SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
-Rows = Callable[[slice], np.ndarray]
 LONGEST_HEADER = 100_000_000
 NUMBERS_AT_ONCE = 2**20
 FOLDER = "a folder with config.json and safetensors files"
@@ -65,7 +65,7 @@ class Checkpoint(NamedTuple):
         """Read one tensor, converted to `dtype` some rows at a time."""
         return read_rows(name, shape or (1,), dtype, self.rows(name, shape)).reshape(shape)
 
-    def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
+    def rows(self, name: str, shape: tuple[int, ...]) -> ReadRows:
         """Return a function that reads some rows of one tensor, in the precision of its own."""
         require_tensor(self.files, name)
         name = self.aliases.get(name, name)
@@ -126,7 +126,7 @@ class Checkpoint(NamedTuple):
         self, name: str, shape: tuple[int, ...], precisions: tuple[str, ...]
     ) -> Callable[..., np.ndarray]:
         """Check a tensor's precision and shape, and return a function that reads a part of it."""
-        self._rows(name, shape, precisions)
+        self._require_stored(name, shape, precisions)
 
         def read_slice(index: Any) -> np.ndarray:
             """Read a part of the tensor from its file."""
@@ -135,23 +135,26 @@ class Checkpoint(NamedTuple):
 
         return read_slice
 
-    def _rows(
-        self, name: str, shape: tuple[int, ...], precisions: tuple[str, ...] = PRECISIONS
-    ) -> Rows:
-        """Check a tensor's precision and shape, and return a function that reads some rows."""
+    def _require_stored(
+        self, name: str, shape: tuple[int, ...], precisions: tuple[str, ...]
+    ) -> str:
+        """Return a tensor's precision; raise ValueError if it or the shape is another."""
         require_tensor(self.stored, name)
         with _open(self.stored[name]) as file:
             tensor = file.get_slice(name)
             precision = tensor.get_dtype()
-            cure = "Convert quantised weights to one of these."
-            require_in(
-                name,
-                precision in precisions,
-                f"the precision {precision}",
-                ", ".join(precisions),
-                cure,
-            )
-            require_shape(name, tuple(tensor.get_shape()), shape)
+            stored_shape = tuple(tensor.get_shape())
+        got = f"the precision {precision}"
+        cure = "Convert quantised weights to one of these."
+        require_in(name, precision in precisions, got, ", ".join(precisions), cure)
+        require_shape(name, stored_shape, shape)
+        return precision
+
+    def _rows(
+        self, name: str, shape: tuple[int, ...], precisions: tuple[str, ...] = PRECISIONS
+    ) -> ReadRows:
+        """Check a tensor's precision and shape, and return a function that reads some rows."""
+        precision = self._require_stored(name, shape, precisions)
 
         def rows(part: slice) -> np.ndarray:
             """Read some rows, from a file that is opened for this read alone."""
@@ -161,7 +164,7 @@ class Checkpoint(NamedTuple):
 
         return rows if precision != EIGHT_BITS else _bytes(self.stored[name], name, shape)
 
-    def _fp8_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
+    def _fp8_rows(self, name: str, shape: tuple[int, ...]) -> ReadRows:
         """Return a function that reads and dequantises some rows of an FP8 matrix."""
         assert self.quantisation is not None
         block = [size or n for size, n in zip(self.quantisation.block, shape, strict=True)]
@@ -175,7 +178,7 @@ class Checkpoint(NamedTuple):
             numbers(part), scales, part.start, (block[0], block[1])
         )
 
-    def _nvfp4_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
+    def _nvfp4_rows(self, name: str, shape: tuple[int, ...]) -> ReadRows:
         """Return a function that reads and dequantises some rows of an NVFP4 matrix."""
         fits = len(shape) == 2 and shape[1] % quantised_formats.GROUP == 0
         got = "numbers of four bits"
@@ -212,7 +215,7 @@ class Checkpoint(NamedTuple):
         require_shape(name, scales.shape, scales.shape if len(set(squeezed)) == 1 else shape)
         return scales.reshape(shape)
 
-    def _mxfp4_rows(self, name: str, shape: tuple[int, ...]) -> Rows:
+    def _mxfp4_rows(self, name: str, shape: tuple[int, ...]) -> ReadRows:
         """Return a function that dequantises some experts' MXFP4 matrices, held transposed."""
         fits = len(shape) == 3 and shape[1] % (2 * quantised_formats.PAIRS) == 0
         expected = "unquantised ones" if len(shape) != 3 else f"shape {shape}"
@@ -226,7 +229,7 @@ class Checkpoint(NamedTuple):
         return lambda part: quantised_formats.dequantise_mxfp4(blocks(part), scales(part))
 
 
-def read_rows(name: str, shape: tuple[int, ...], dtype: str, rows: Rows) -> np.ndarray:
+def read_rows(name: str, shape: tuple[int, ...], dtype: str, rows: ReadRows) -> np.ndarray:
     """Read a tensor some rows at a time, each block converted and checked to be finite."""
     values = np.empty(shape, dtype)
     step = max(1, NUMBERS_AT_ONCE // math.prod(shape[1:]))
@@ -319,9 +322,10 @@ def _stated_quantisation(folder: Path, config: Configuration) -> Any:
         for name in QUANTISED:
             if options.get(name) is not None:
                 return options[name]
-    if not (folder / MODELOPT).is_file():
+    if not (folder / MODELOPT_FILE).is_file():
         return None
-    return {"quant_method": "modelopt"} | json_object(folder / MODELOPT).get("quantization", {})
+    stated = Configuration(json_object(folder / MODELOPT_FILE), MODELOPT_FILE)
+    return {"quant_method": "modelopt", **stated.get_object("quantization")}
 
 
 def _require_weights(folder: Path) -> None:
@@ -400,7 +404,7 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
         return _loads(stream.read(size), file), 8 + size
 
 
-def _bytes(file: Path, name: str, shape: tuple[int, ...]) -> Rows:
+def _bytes(file: Path, name: str, shape: tuple[int, ...]) -> ReadRows:
     """Return a function that reads some rows of an FP8 tensor as bytes, as NumPy has no FP8."""
     header, start = _header(file)
     start += header[name]["data_offsets"][0]

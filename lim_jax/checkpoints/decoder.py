@@ -66,8 +66,10 @@ def read_decoder(
     sizes = recipe.sizes
     names = recipe.names
     refuse_unknown(checkpoint.config, implied_options(checkpoint.config, recipe))
-    published = placement.precision and published_precision(checkpoint)
-    half = published if published == placement.precision else None
+    # Matrices that are kept as they are published need not go through full precision.
+    precision = placement.precision
+    as_published = precision is not None and published_precision(checkpoint) == precision
+    half = precision if as_published else None
     read = Reader(checkpoint, dtype, names.prefix, half)
     shape = sizes.vocabulary, sizes.width
     rows = placement.rows(read, f"{read.prefix}{names.embedding}.weight", shape)

@@ -61,10 +61,8 @@ class Mixture(NamedTuple):
     ) -> MixtureOfExperts:
         """Read the experts of a layer."""
         dense = int(at.rpartition(".")[2]) in self.dense_layers
-        name = recipe.names.network
-        if dense and read.has(f"{at}.{self.dense_name}.{recipe.names.gate}.weight"):
-            name = self.dense_name
-        at = f"{at}.{name}" if name else at
+        name = self._name_of_network(read, at, recipe, dense)
+        place = f"{at}.{name}" if name else at
         width = recipe.sizes.width
         count = self.num_experts
         parts = {}
@@ -72,31 +70,41 @@ class Mixture(NamedTuple):
             router = read.zeros(count, width)
             arrays = _zeros(read, self, recipe)
         else:
-            router = read(f"{at}.{self.router}.weight", count, width)
-            arrays = self.read(read, at, self, recipe)
+            router = read(f"{place}.{self.router}.weight", count, width)
+            arrays = self.read(read, place, self, recipe)
         if self.router_bias:
-            parts["router_bias"] = read(f"{at}.{self.router}.bias", count)
+            parts["router_bias"] = read(f"{place}.{self.router}.bias", count)
         if self.preference is not None:
-            name = f"{at}.{self.preference}"
+            tensor = f"{place}.{self.preference}"
             shape = (*self.preference_axes, count)
-            parts["preference"] = read.zeros(count) if dense else read(name, *shape).reshape(count)
+            stored = read.zeros(count) if dense else read(tensor, *shape)
+            parts["preference"] = stored.reshape(count)
         if self.shared_gate is not None:
-            name = f"{at}.{self.shared_gate}.weight"
-            parts["shared_gate"] = read.zeros(1, width) if dense else read(name, 1, width)
+            tensor = f"{place}.{self.shared_gate}.weight"
+            parts["shared_gate"] = read.zeros(1, width) if dense else read(tensor, 1, width)
         if self.latent is not None:
             inward, outward, inner = self.latent
-            parts["inward"] = read(f"{at}.{inward}.weight", inner, width)
-            parts["outward"] = read(f"{at}.{outward}.weight", width, inner)
+            parts["inward"] = read(f"{place}.{inward}.weight", inner, width)
+            parts["outward"] = read(f"{place}.{outward}.weight", width, inner)
+        if self.dense_layers:
+            shared = _read_padded(read, place, self, recipe, dense)
+        else:
+            shared = _read_shared(read, place, self, recipe)
         return MixtureOfExperts(
             norm,
             router,
             Experts(**arrays, combine=self.combine or Gate(recipe.activation)),
             self.routing,
             **parts,
-            shared=_read_shared(read, at, self, recipe, dense),
+            shared=shared,
             weighs_input=self.weighs_input,
             output_norm=output_norm,
         )
+
+    def _name_of_network(self, read: Reader, at: str, recipe: Recipe, dense: bool) -> str | None:
+        """Return the name of a layer's network, which in dense layers may be one of their own."""
+        gate = f"{at}.{self.dense_name}.{recipe.names.gate}.weight"
+        return self.dense_name if dense and read.has(gate) else recipe.names.network
 
 
 def _zeros(read: Reader, mixture: Mixture, recipe: Recipe) -> Arrays:
@@ -105,30 +113,34 @@ def _zeros(read: Reader, mixture: Mixture, recipe: Recipe) -> Arrays:
     return {"gate": up, "up": up, "down": up.transpose(0, 2, 1)}
 
 
-def _read_shared(
+def _read_shared(read: Reader, at: str, mixture: Mixture, recipe: Recipe) -> Field | None:
+    """Read the expert of all tokens, where no layer is dense; None if there is none."""
+    if mixture.shared is None:
+        return None
+    name, hidden = mixture.shared
+    sizes = recipe.sizes._replace(intermediate_size=hidden)
+    of_shared = recipe._replace(sizes=sizes, names=recipe.names._replace(network=name))
+    network = mixture.read_shared(read, at, of_shared, eqx.nn.Identity(), None)
+    if mixture.shared_scale == 1:
+        return network
+    return replace(network, down=mixture.shared_scale * network.down)
+
+
+def _read_padded(
     read: Reader, at: str, mixture: Mixture, recipe: Recipe, dense: bool
-) -> Field | None:
-    """Read the shared expert, or in a dense layer the MLP in its place, padded to one size."""
+) -> GatedFeedForward:
+    """Read a dense layer's MLP, or another layer's shared expert, padded to one size."""
     width = recipe.sizes.width
-    dense_size = mixture.dense_intermediate_size
-    dense_size = recipe.sizes.intermediate_size if dense_size is None else dense_size
+    of_dense = mixture.dense_intermediate_size
+    dense_size = recipe.sizes.intermediate_size if of_dense is None else of_dense
     name, hidden = mixture.shared or (None, 0)
-    if not mixture.dense_layers:
-        sizes = recipe.sizes._replace(intermediate_size=hidden)
-        recipe = recipe._replace(sizes=sizes, names=recipe.names._replace(network=name or ""))
-        if name is None:
-            return None
-        network = mixture.read_shared(read, at, recipe, eqx.nn.Identity(), None)
-        if mixture.shared_scale == 1:
-            return network
-        return replace(network, down=mixture.shared_scale * network.down)
-    most = max(hidden, dense_size)
-    matrices = [read.zeros(most, width) for _ in range(3)]
-    at, size = (at, dense_size) if dense else (f"{at}.{name}", hidden)
+    matrices = [read.zeros(max(hidden, dense_size), width) for _ in range(3)]
+    place = at if dense else f"{at}.{name}"
+    size = dense_size if dense else hidden
     if dense or name is not None:
         for rows, part in zip(matrices, ("gate", "up", "down"), strict=True):
             shape = (width, size) if part == "down" else (size, width)
-            matrix = read_matrix(read, f"{at}.{getattr(recipe.names, part)}", *shape, recipe)
+            matrix = read_matrix(read, f"{place}.{getattr(recipe.names, part)}", *shape, recipe)
             rows[:size] = matrix.T if part == "down" else matrix
     gate, up, down = matrices
     if dense and mixture.shared_gate is not None:

@@ -10,8 +10,9 @@ import lazy_loader
 import numpy as np
 
 from lim_jax._argument_error import Refusal
-from lim_jax.checkpoints.checkpoint import Rows, read_rows, require_shape, require_tensor
+from lim_jax.checkpoints.checkpoint import read_rows, require_shape, require_tensor
 from lim_jax.checkpoints.gguf_header import Stored
+from lim_jax.checkpoints.integers import ReadRows
 from lim_jax.checkpoints.options import Configuration
 
 gguf: Any = lazy_loader.load("gguf")  # of the extra; the rest does without
@@ -51,7 +52,7 @@ class GGUFCheckpoint(NamedTuple):
         require_shape(name, values.shape, shape)
         return np.ascontiguousarray(values)
 
-    def rows(self, name: str, shape: tuple[int, ...]) -> Rows:
+    def rows(self, name: str, shape: tuple[int, ...]) -> ReadRows:
         """Return a function that reads and dequantises some rows of one tensor."""
         require_converted(self.files, name)
         tensor = self.files[name]
@@ -95,11 +96,11 @@ class GGUFCheckpoint(NamedTuple):
 
 def dequantize_rows(name: str, tensor: Stored, part: slice) -> np.ndarray:
     """Read and dequantise some rows of a tensor; raise ValueError at unknown quantisations."""
-    size = math.prod(tensor.rows) // tensor.shape[0]  # of a row, in bytes
+    size = math.prod(tensor.byte_shape) // tensor.shape[0]  # of a row, in bytes
     count = part.stop - part.start
     offset = tensor.offset + part.start * size
     packed = np.fromfile(tensor.file, np.uint8, count * size, offset=offset)
-    shape = (count, *tensor.rows[1:]) if len(tensor.shape) > 1 else -1
+    shape = (count, *tensor.byte_shape[1:]) if len(tensor.shape) > 1 else -1
     try:
         return gguf.dequantize(packed.reshape(shape), tensor.kind)
     except NotImplementedError as error:

@@ -190,9 +190,9 @@ def _experts(name: str, tensors: Tensors, at: str, recipe: Recipe) -> dict[str, 
 
 def _expert(tensor: Stored, number: int) -> Published:
     """Return the tensor of one expert among those of all."""
-    before = number * math.prod(tensor.rows[1:])
+    before = number * math.prod(tensor.byte_shape[1:])
     expert = tensor._replace(
-        shape=tensor.shape[1:], rows=tensor.rows[1:], offset=tensor.offset + before
+        shape=tensor.shape[1:], byte_shape=tensor.byte_shape[1:], offset=tensor.offset + before
     )
     return Published((expert,), expert.shape)
 

@@ -33,7 +33,7 @@ class Stored(NamedTuple):
     file: Path
     kind: Any  # its quantisation
     shape: tuple[int, ...]  # of the numbers
-    rows: tuple[int, ...]  # shape of the bytes that are stored for them
+    byte_shape: tuple[int, ...]  # shape of the bytes that are stored for them
     offset: int  # in bytes
 
 
@@ -43,7 +43,8 @@ class _Header:
     # The gguf package's own reader makes several arrays for every word of a vocabulary.
 
     def __init__(self, stream: BinaryIO, size: int):
-        self.stream, self.size = stream, size
+        self.stream = stream
+        self.size = size
 
     def next_bytes(self, count: int) -> bytes:
         """Return the next bytes."""
@@ -160,7 +161,7 @@ def _parse(file: Path, header: _Header) -> tuple[dict[str, Stored], dict[str, An
         name: Stored(file, kind, shape, rows, start + offset)
         for name, kind, shape, rows, offset in infos
     }
-    ends = [tensor.offset + math.prod(tensor.rows) for tensor in tensors.values()]
+    ends = [tensor.offset + math.prod(tensor.byte_shape) for tensor in tensors.values()]
     empty = any(min(tensor.shape) < 1 for tensor in tensors.values())
     if len(tensors) < num_tensors or max(ends, default=0) > header.size or empty:
         raise ValueError("a tensor twice, empty, or cut off")

@@ -15,7 +15,10 @@ from lim_jax.checkpoints.gguf_header import words_of
 
 tokenizers: Any = lazy_loader.load("tokenizers")  # of the extra; the rest does without
 CURE = "Put the publisher's tokenizer.json beside the weights."
-NORMAL, CONTROL, DEFINED = 1, 3, 4  # GGUF's types of words; no text spells a control token
+# GGUF's types of words; no text spells a control token.
+NORMAL = 1
+CONTROL = 3
+DEFINED = 4
 NO_TOKEN = None, -1, 2**32 - 1  # llama.cpp's -1, also as a number without a sign
 SPACE = "▁"  # as SentencePiece spells it
 

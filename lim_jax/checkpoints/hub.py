@@ -19,6 +19,7 @@ EXPECTED = (
     "a folder of weights, a GGUF file, or a model's public name such as "
     "HuggingFaceTB/SmolLM2-135M-Instruct, in the Hugging Face cache or to be downloaded"
 )
+OWNER = "Look at the path, or pass a public name with its owner, such as openai-community/gpt2."
 OFFLINE = "Copy its folder or a GGUF file here, and pass that, if there is no network."
 
 
@@ -30,7 +31,6 @@ def model_path(path: AnyPath, *, download: bool = False) -> Path:
     """
     local = as_path(path)
     match = NAME.fullmatch(local.as_posix())
-    # A path itself cannot say of a long text that there is no such file.
     if os.path.exists(local) or local.suffix == ".gguf" or match is None:
         return local
     name = match["name"]
@@ -38,6 +38,7 @@ def model_path(path: AnyPath, *, download: bool = False) -> Path:
     got = f"{name!r}: no such path, and no package huggingface_hub to look for a name"
     cure = 'Install it: python -m pip install "lim_jax[models]".'
     require(find_spec("huggingface_hub") is not None, "path", got=got, expected=EXPECTED, cure=cure)
+    _require_public(local, name)
     if download:
         try:
             options = {"revision": revision, "allow_patterns": READ}
@@ -60,6 +61,25 @@ def model_path(path: AnyPath, *, download: bool = False) -> Path:
         cure = f"Take one of these, such as {name}@{others[0]}, or download it: `download=True`."
     require(len(cached) > 0, "path", got=got, expected=EXPECTED, cure=cure)
     return Path(cached[0]).parent
+
+
+def _require_public(local: Path, name: str) -> None:
+    """Raise ValueError at a name that no model can have, such as one of two dashes in a row."""
+    try:
+        huggingface_hub.try_to_load_from_cache(name, FILES[0])  # which looks at the name first
+    except ValueError as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise Refusal(
+            f"path: got {local.as_posix()!r}: no such path, and no public name ({reason}), "
+            f"expected {EXPECTED}. Look at how its page on huggingface.co spells it."
+        ) from error
+
+
+def require_there(path: Path) -> None:
+    """Raise ValueError unless there is something at a model's path."""
+    got = f"{path}, which is not there"
+    # A path itself cannot say of a long text that there is no such file.
+    require(os.path.exists(path), "model", got=got, expected=EXPECTED, cure=OWNER)
 
 
 def _cached_revisions(name: str) -> list[str]:

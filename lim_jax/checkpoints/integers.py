@@ -25,7 +25,7 @@ UNQUANTISED = (
 WHOLE = slice(None)  # of a tensor
 # Checks a tensor's name, shape and precision, and returns a function that reads a part of it.
 Tensors = Callable[[str, tuple[int, ...], tuple[str, ...]], Callable[..., np.ndarray]]
-Rows = Callable[[slice], np.ndarray]
+ReadRows = Callable[[slice], np.ndarray]  # of a tensor
 
 
 class Packing(NamedTuple):
@@ -74,7 +74,7 @@ def packed_rows(
     name: str,
     shape: tuple[int, ...],
     words: tuple[int, ...],
-) -> Rows:
+) -> ReadRows:
     """Return a function that unpacks some rows of a matrix, stored in an array of shape `words`."""
     size = packing.group or shape[-1]
     expected = f"unquantised numbers of shape {shape}"
@@ -110,7 +110,7 @@ def unpack(words: np.ndarray, bits: int) -> np.ndarray:
 
 def _compressed_rows(
     packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any, _: Any
-) -> Rows:
+) -> ReadRows:
     """Return a reader of compressed-tensors rows: packed along inputs, zeros along outputs."""
     rows, columns = shape
     in_word = WORD // packing.bits
@@ -133,7 +133,7 @@ def _compressed_rows(
 
 def _gptq(
     packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any, _: Any
-) -> Rows:
+) -> ReadRows:
     """Return a reader of GPTQ rows: stored transposed, packed along inputs, zeros along outputs."""
     rows, columns = shape
     in_word = WORD // packing.bits
@@ -158,7 +158,7 @@ def _gptq(
 
 def _awq(
     packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any, _: Any
-) -> Rows:
+) -> ReadRows:
     """Return a reader of AWQ rows: stored transposed, packed along outputs in AWQ's order."""
     rows, columns = shape
     in_word = WORD // packing.bits
@@ -193,7 +193,7 @@ def _mlx(
     shape: tuple[int, int],
     group_of: Any,
     words_shape: tuple[int, ...],
-) -> Rows:
+) -> ReadRows:
     """Return a reader of MLX rows: packed along inputs, with bits that follow from the shape."""
     rows, columns = shape
     bits = WORD * words_shape[-1] // columns

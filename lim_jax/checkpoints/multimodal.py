@@ -49,7 +49,7 @@ MULTIMODAL: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 FLAT = QWENS[:2]  # whose older files hold the text's options among the others
 # What an option outside of the text is about, by the words of its name.
-OF_IMAGES = re.compile(
+IMAGE_OPTIONS = re.compile(
     r"(^|_)(image|images|vision|visual|video|audio|media|mm|multimodal|projector|projection|spatial"
     r"|tiles?|thumbnail|pixels|patch|downsample|[be]o[ai])(_|$)"
     r"|^ignore_index$|^language_model_only$"
@@ -83,7 +83,7 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
     defaults = MULTIMODAL[str(family)]
     # The outer option says whether the head is the embedding.
     outer = {TIED: config.get(TIED, defaults[TIED])}
-    image_options = [name for name in config if OF_IMAGES.search(name)]
+    image_options = [name for name in config if IMAGE_OPTIONS.search(name)]
     config.ignore(*image_options)
     if flat:
         outer["model_type"] = defaults["model_type"]

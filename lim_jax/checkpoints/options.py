@@ -9,7 +9,7 @@ from typing import Any
 from lim_jax._checks import described, require
 
 # Options that change no number of the network: they concern sampling, training, labels of other
-# heads, the file itself (`quantised` reads how), or how other programs compute the network.
+# heads, the file itself (`quantised_formats` reads how), or how other programs compute the network.
 HARMLESS = frozenset(
     """
     architectures attention_softmax_in_fp32 _attn_implementation _attn_implementation_autoset
@@ -74,7 +74,9 @@ class Configuration(Mapping[str, Any]):
     """A file's options, and the names of those that were read."""
 
     def __init__(self, options: Options, file: str = CONFIG):
-        self.options, self.read_names, self.file = options, set(), file
+        self.options = options
+        self.read_names = set()
+        self.file = file
 
     def __getitem__(self, name: str) -> Any:
         """Return an option, and remember that it was read."""
@@ -122,9 +124,9 @@ class Configuration(Mapping[str, Any]):
         expected = "a positive whole number" if least else "a whole number from zero"
         return self.require(name, value, holds, expected)
 
-    def get_int_or(self, name: str, default: Any) -> Any:
-        """Return an option that is a positive integer, or the default if it is absent or null."""
-        return default if self.get(name) is None else self.get_int(name)
+    def get_int_or(self, name: str, default: Any, *, least: int = 1) -> Any:
+        """Return an option as `get_int` does, or the default if it is absent or null."""
+        return default if self.get(name) is None else self.get_int(name, least=least)
 
     def get_positive(
         self, name: str, default: float | int | None = None, *, below: float = math.inf
@@ -156,6 +158,13 @@ class Configuration(Mapping[str, Any]):
         holds = value is None or isinstance(value, list | tuple)
         self.require(name, value, holds, "a list")
         return default if value is None else value
+
+    def get_layers(self, name: str, depth: int, default: Any = ()) -> Any:
+        """Return an option that lists layers, or the default if it is absent or null."""
+        # One that is no layer would pass for a layer of another kind.
+        layers = self.get_list(name, default)
+        holds = all(type(layer) is int and 0 <= layer < depth for layer in layers)
+        return self.require(name, layers, holds, f"a list of layers, each from 0 to {depth - 1}")
 
     def get_texts(self, name: str) -> Sequence[str]:
         """Return an option that is a list of texts, which is empty if it is absent or null."""

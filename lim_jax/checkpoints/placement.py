@@ -129,7 +129,8 @@ def published_precision(checkpoint: Source) -> str | None:
     precisions = checkpoint.precisions
     if precisions <= {"F64", "F32"}:
         return None
-    return HALVES.get("".join(precisions), MIXED)  # of two no such name is made
+    halves = {HALVES.get(precision, MIXED) for precision in precisions}
+    return halves.pop() if len(halves) == 1 else MIXED
 
 
 def offloaded(checkpoint: Source, dtype: str) -> WeightPlacement:
@@ -143,7 +144,7 @@ def offloaded(checkpoint: Source, dtype: str) -> WeightPlacement:
     def layers(layer: Layer, depth: int) -> FetchedLayers:
         """Return layers that are read from the files as they are used."""
 
-        def read(index: int) -> Any:  # and reorder, in the thread that reads ahead
+        def read(index: int) -> Any:
             """Read one layer in row-major order, in the thread that reads ahead."""
             return jax.tree.map(lambda leaf: np.asarray(leaf, order="C"), layer(index))
 

@@ -31,7 +31,7 @@ NAN = 255
 PAIRS = 16  # bytes of two numbers each, in a block of one scale of mxfp4
 GROUP = 16  # numbers in a block of one scale of nvfp4
 # Which schemes modelopt's names stand for.
-MODELOPT = {"FP8": ("fp8",), "NVFP4": ("nvfp4",), "W4A16_NVFP4": ("nvfp4",)}
+MODELOPT_SCHEMES = {"FP8": ("fp8",), "NVFP4": ("nvfp4",), "W4A16_NVFP4": ("nvfp4",)}
 MIXED = "MIXED_PRECISION"
 PACKINGS = (
     "float-quantized",
@@ -48,8 +48,8 @@ SUPPORTED: Mapping[str, Mapping[str, Any]] = {
     },
     "mxfp4": {"dequantize": (False, True)},
     "modelopt": {
-        "quant_algo": (*MODELOPT, MIXED), "group_size": (GROUP,), "has_zero_point": (False,),
-        "pre_quant_scale": (False,),
+        "quant_algo": (*MODELOPT_SCHEMES, MIXED), "group_size": (GROUP,),
+        "has_zero_point": (False,), "pre_quant_scale": (False,),
     },
     "compressed-tensors": {
         "format": PACKINGS, "quantization_status": ("compressed",), "sparsity_config": ({},),
@@ -167,10 +167,12 @@ def _modelopt_schemes(stated: Options) -> tuple[str, ...]:
         layer_options = algorithms.get_object(layer)
         algorithm = layer_options.get("quant_algo")
         group = layer_options.get("group_size", GROUP)
-        is_supported = str(algorithm) in MODELOPT and group in (GROUP, None)
+        is_supported = str(algorithm) in MODELOPT_SCHEMES and group in (GROUP, None)
         got = f"quant_algo = {described(algorithm)} of groups of {described(group)} in {layer}"
-        require_config(is_supported, got, f"{' or '.join(MODELOPT)}, of {GROUP}", UNQUANTISED)
-        schemes.update(MODELOPT[str(algorithm)])
+        require_config(
+            is_supported, got, f"{' or '.join(MODELOPT_SCHEMES)}, of {GROUP}", UNQUANTISED
+        )
+        schemes.update(MODELOPT_SCHEMES[str(algorithm)])
     require_config(bool(schemes), f"no quantized_layers of {MIXED}", "one or more", UNQUANTISED)
     return tuple(sorted(schemes))
 

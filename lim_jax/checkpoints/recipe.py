@@ -194,7 +194,7 @@ class Biases(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """A decoder: its sizes, and in what it differs from Llama; `parts` has readers of its parts."""
+    """A decoder: its sizes, and how it differs from Llama; `sublayers` has readers of its parts."""
 
     sizes: Sizes
     masks: tuple[AttentionMask, ...]  # of every layer

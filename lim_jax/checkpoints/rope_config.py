@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from lim_jax._checks import described
+from lim_jax._checks import described, is_real
 from lim_jax.checkpoints.options import Configuration, Options, require_config
 from lim_jax.network.frequencies import (
     DynamicFrequencies,
@@ -46,7 +46,7 @@ SCALINGS = {
 }  # fmt: skip
 SYNONYMS = {"su": "longrope", "none": "default", "mrope": "default"}
 # Which features know rows and columns of images; in text all know the token's position.
-OF_IMAGES = "mrope_section", "mrope_interleaved"
+SECTIONS_OF_IMAGES = "mrope_section", "mrope_interleaved"
 TEMPERED = "llama_4_scaling_beta"
 
 
@@ -202,10 +202,9 @@ def _longrope(config: Configuration, rope: Configuration, frequencies: Sequence[
 def _divide(rope: Configuration, name: str, frequencies: Sequence[float]) -> tuple[float, ...]:
     """Divide each frequency by its factor, of the scaling's option of this name."""
     factors = rope.get_list(name)
-    fits = len(factors) == len(frequencies)
-    fits = fits and all(isinstance(factor, int | float) and factor > 0 for factor in factors)
+    positive = all(is_real(factor) and 0 < factor < math.inf for factor in factors)
     expected = f"{len(frequencies)} positive numbers, one for each frequency"
-    rope.require(name, factors, fits, expected)
+    rope.require(name, factors, positive and len(factors) == len(frequencies), expected)
     return tuple(frequency / by for frequency, by in zip(frequencies, factors, strict=True))
 
 
@@ -244,7 +243,7 @@ def _require_known(rope: Configuration, scaling: str) -> None:
     cure = "Take another model: other scalings of rotary positions are not known here."
     published = " or ".join(kind for kind in SCALINGS if kind != OF_GGUF)
     require_config(scaling in SCALINGS, f"rope_type = {scaling!r}", published, cure)
-    names = {"rope_type", "type", "rope_theta", PART, *OF_IMAGES, *SCALINGS[scaling]}
+    names = {"rope_type", "type", "rope_theta", PART, *SECTIONS_OF_IMAGES, *SCALINGS[scaling]}
     names |= set() if rope.get(TEMPERED) else {TEMPERED}
     for name in sorted(rope):
         got = f"{name} = {described(rope[name])} of a {scaling} scaling"

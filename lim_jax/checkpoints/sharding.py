@@ -90,7 +90,8 @@ class _Parts:
         names: list[str | None] = [None] * len(shape)
         if axis is not None and even:
             names[axis] = AXIS
-        self.shape, self.sharding = shape, NamedSharding(mesh, PartitionSpec(*names))
+        self.shape = shape
+        self.sharding = NamedSharding(mesh, PartitionSpec(*names))
         self.of_devices = self.sharding.addressable_devices_indices_map(shape)
         self.buffers = {}
         for index in self.of_devices.values():

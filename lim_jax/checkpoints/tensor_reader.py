@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from lim_jax.checkpoints.checkpoint import Checkpoint, Rows, require_finite
+from lim_jax.checkpoints.checkpoint import Checkpoint, require_finite
 from lim_jax.checkpoints.gguf_checkpoint import GGUFCheckpoint
+from lim_jax.checkpoints.integers import ReadRows
 
 Source = Checkpoint | GGUFCheckpoint
 Tensor = Any  # of NumPy; the type checker takes the arrays of modules for JAX's
@@ -66,14 +67,16 @@ class Reader:
 
     def __init__(self, checkpoint: Source, dtype: str, prefix: str = "", half: str | None = None):
         """Keep the checkpoint and precisions; drop from the prefix what no name begins with."""
+        self.checkpoint = checkpoint
         # Without JAX's double precision no array of it leaves this reader.
-        self.checkpoint, self.dtype = checkpoint, str(jax.dtypes.canonicalize_dtype(dtype))
+        self.dtype = str(jax.dtypes.canonicalize_dtype(dtype))
         self.matrix_dtype = half or self.dtype
         # Base models name their weights without the prefix that models with a head put first, or
         # without its beginning, as OPT's without "model." of "model.decoder.".
         while prefix and not any(name.startswith(prefix) for name in checkpoint.files):
             prefix = prefix.partition(".")[2]
-        self.prefix, self.read_names = prefix, set()
+        self.prefix = prefix
+        self.read_names = set()
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         """Read a tensor of the base model, whose name is put behind the prefix."""
@@ -96,7 +99,7 @@ class Reader:
         """Return the shape of a tensor of the base model, as its file holds it."""
         return self.checkpoint.shape(self.prefix + name)
 
-    def rows(self, name: str, *shape: int) -> Rows:
+    def rows(self, name: str, *shape: int) -> ReadRows:
         """Return a function that reads and checks some rows of a tensor, by its full name."""
         self.read_names.add(name)
         rows = self.checkpoint.rows(name, shape)

@@ -22,6 +22,8 @@ FILE = "tokenizer.json"
 CONFIGS = "generation_config.json", "config.json"
 TEMPLATE = "chat_template.jinja"
 OPTIONS = "tokenizer_config.json"
+PROCESSORS_TEMPLATE = "chat_template.json"
+MARKS_FILE = "special_tokens_map.json"
 TEMPLATE_KEY = "chat_template"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 LARGEST_ID = 2**32 - 1  # of the package tokenizers
@@ -142,29 +144,43 @@ def end_ids(path: Path, header: Header) -> tuple[int, ...]:
 def find_chat_template(path: Path, header: Header) -> ChatTemplate | None:
     """Return the chat template of a folder or of a GGUF file with its header, or None."""
     # A folder's is its ``chat_template.jinja``, else the ``chat_template`` of its
-    # ``tokenizer_config.json``, of several the one named ``default``. A GGUF file's is its own
-    # ``tokenizer.chat_template``, else that of its folder.
+    # ``tokenizer_config.json``, of several the one named ``default``, else that of the
+    # ``chat_template.json`` of a processor. A GGUF file's is its own ``tokenizer.chat_template``,
+    # else that of its folder.
     if isinstance(template := header.get(f"tokenizer.{TEMPLATE_KEY}"), str):
         words = words_of(header)
         ids = {f"{mark}_token": special_id(header, name) for name, mark in MARKS.items()}
         marks = {name: words[index] for name, index in ids.items() if index is not None}
         return ChatTemplate(template, marks)
     folder = path.parent if is_gguf(path) else path
-    options = json_object(folder / OPTIONS) if (folder / OPTIONS).is_file() else {}
-    source = options.get(TEMPLATE_KEY)
-    if isinstance(source, list):
-        named = [
-            entry for entry in source if isinstance(entry, dict) and entry.get("name") == "default"
-        ]
-        source = named[0].get("template") if named else None
+    options = _json_object_or_empty(folder / OPTIONS)
+    source = _stated_template(options)
+    if source is None:  # as in older files of processors
+        source = _stated_template(_json_object_or_empty(folder / PROCESSORS_TEMPLATE))
     if (folder / TEMPLATE).is_file():
         source = decoded((folder / TEMPLATE).read_bytes(), folder / TEMPLATE, "chat template")
     if not isinstance(source, str):
         return None
-    # A mark's own word may stand in an object with how it is read.
-    tokens = {name: token for name, token in options.items() if name.endswith("_token")}
+    # The options go first; older ones leave marks to the map. A mark's own word may stand in an
+    # object with how it is read.
+    stated = _json_object_or_empty(folder / MARKS_FILE) | options
+    tokens = {name: token for name, token in stated.items() if name.endswith("_token")}
     words = {
         name: token.get("content") if isinstance(token, dict) else token
         for name, token in tokens.items()
     }
     return ChatTemplate(source, {n: word for n, word in words.items() if isinstance(word, str)})
+
+
+def _json_object_or_empty(file: Path) -> dict[str, Any]:
+    """Return the object that a JSON file holds, which is empty if there is no file."""
+    return json_object(file) if file.is_file() else {}
+
+
+def _stated_template(options: Mapping[str, Any]) -> Any:
+    """Return the template that a file's options state, of several the default; None without."""
+    stated = options.get(TEMPLATE_KEY)
+    if not isinstance(stated, list):
+        return stated
+    named = [one for one in stated if isinstance(one, dict) and one.get("name") == "default"]
+    return named[0].get("template") if named else None

@@ -1,7 +1,7 @@
 """Tokens to the continuum: attention, measured on fields of position, the same for every grid."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,7 +16,7 @@ from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import gauss_grid
 from lim_jax.grid.partition import exact_fraction
 from lim_jax.limits.premises import require_smooth
-from lim_jax.limits.refinement import Study, refine
+from lim_jax.limits.refinement import Study, refine, require_rising
 from lim_jax.network.attention import causal_attention
 from lim_jax.network.multihead import CausalAttention, by_head
 from lim_jax.network.slots import State
@@ -91,9 +91,9 @@ def attention_studies(
     Raises
     ------
     ValueError
-        If `inside` or `delta` is out of its range, the two references have the same nodes, no token
-        is in the left region of the smallest grid, or `states` that are stated to be smooth are not
-        resolved as such at 25,600 points.
+        If sizes are not whole numbers that rise, `inside` or `delta` is out of its range, the two
+        references have the same nodes, a grid has no position in the left region or from `inside`
+        on, or `states` that are stated to be smooth are not resolved as such at 25,600 points.
 
     Examples
     --------
@@ -103,11 +103,13 @@ def attention_studies(
     >>> study.verdict, [round(error, 9) for error in study.errors]
     ('measured', [0.1, 0.01])
     """
-    _require_regions(inside, delta, sizes)
+    require_rising(sizes, "sizes")
+    _require_regions(inside, delta)
     require_references(references)
     if smooth:
         require_smooth(states)
     grids = {size: make_grid(size) for size in sizes}
+    _require_cells(inside, delta, grids)
     check, reference = references
     *norms, check_norms = _cell_errors(attention, states, [*grids.values(), check], reference)
     premises = smooth and make_grid is token_grid and not _beyond_the_theorem(attention)
@@ -179,17 +181,15 @@ class _CellErrors(NamedTuple):
         rate: Callable[[int], float],
     ) -> Study:
         """Study errors of all sizes, with a claimed order and a bound where premises are stated."""
-        source = f"eq:attention-{label}"
         constant = self.constant
-        if constant is None:
-            return refine(source, None, self.sizes, errors, self.reference_error, sampled=True)
-
-        def bound(size: int) -> float:
-            """Compute the bound at one size."""
-            return constant * rate(size)
-
         return refine(
-            source, claimed, self.sizes, errors, self.reference_error, bound, sampled=True
+            f"eq:attention-{label}",
+            None if constant is None else claimed,
+            self.sizes,
+            errors,
+            self.reference_error,
+            None if constant is None else (lambda size: constant * rate(size)),
+            sampled=True,
         )
 
 
@@ -198,8 +198,8 @@ def _cells_on_the_left(delta: float, size: int) -> int:
     return math.floor(exact_fraction(delta) * size)
 
 
-def _require_regions(inside: float, delta: float, sizes: Sequence[int]) -> None:
-    """Raise ValueError unless both are parts of [0, 1], and every size has a cell on the left."""
+def _require_regions(inside: float, delta: float) -> None:
+    """Raise ValueError unless both are parts of [0, 1]."""
     require(
         0 < inside < 1,
         "inside",
@@ -214,13 +214,25 @@ def _require_regions(inside: float, delta: float, sizes: Sequence[int]) -> None:
         expected="a width above 0, and 1 at most",
         cure="Try 0.2: delta is the width of the left region.",
     )
-    require(
-        _cells_on_the_left(delta, min(sizes)) >= 1,
-        "sizes",
-        got=f"{min(sizes)} tokens at delta = {delta}",
-        expected="a token in the left region",
-        cure="Take more tokens, or a larger delta.",
-    )
+
+
+def _require_cells(inside: float, delta: float, grids: Mapping[int, Grid]) -> None:
+    """Raise ValueError unless every grid has a cell in the left region, and one inside."""
+    for size, grid in grids.items():
+        require(
+            _cells_on_the_left(delta, grid.size) >= 1,
+            "sizes",
+            got=f"{size} tokens at delta = {delta}",
+            expected="a token in the left region",
+            cure="Take more tokens, or a larger delta.",
+        )
+        require(
+            bool((grid._nodes() >= inside).any()),
+            "sizes",
+            got=f"{size} positions at inside = {inside}",
+            expected="a position from there on",
+            cure="Take more positions, or a smaller number for inside.",
+        )
 
 
 def require_references(references: Sequence[Grid]) -> None:

@@ -14,7 +14,7 @@ from lim_jax.grid.measure import Grid
 from lim_jax.grid.panels import gauss_grid
 from lim_jax.grid.partition import boundary_regions, regional_averages
 from lim_jax.limits.attention_error import MakeGrid, PositionField, References, require_references
-from lim_jax.limits.refinement import Study, refine, refine_against
+from lim_jax.limits.refinement import Study, refine, refine_against, require_rising
 from lim_jax.network.multihead import CausalAttention
 
 QUARTERS = (0.25, 0.5, 0.75)
@@ -57,14 +57,21 @@ def cone_mass_study(
     -------
     Study
         The largest relative error at each refinement, without a claimed order or a bound.
+
+    Raises
+    ------
+    ValueError
+        If sizes are not whole numbers that rise, a position is not between 0 and 1 or there is
+        none, or the two references have the same nodes.
     """
+    require_rising(sizes, "sizes")
     require_references(references)
     inside = all(0 < position < 1 for position in positions)
     require(
-        inside,
+        len(positions) > 0 and inside,
         "positions",
         got=f"{positions}",
-        expected="positions between 0 and 1",
+        expected="positions between 0 and 1, at least one",
         cure="Pass positions above 0, where the mass has no bound, and below 1, where it is zero, "
         "such as [0.25, 0.5, 0.75].",
     )
@@ -125,8 +132,9 @@ def left_cone_mass_study(
     Raises
     ------
     ValueError
-        If `delta` is not between 0 and one half.
+        If sizes are not whole numbers that rise, or `delta` is not between 0 and one half.
     """
+    require_rising(sizes, "sizes")
 
     @filter_jit
     def average(grid: Grid) -> Array:

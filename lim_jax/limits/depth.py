@@ -27,9 +27,17 @@ from lim_jax.limits.refinement import (
     fit_order,
     refine,
     require_refinements,
+    require_rising,
     rounding_error,
 )
-from lim_jax.limits.schemes import Control, Flows, Scheme, Step, reference_flows
+from lim_jax.limits.schemes import (
+    Control,
+    Flows,
+    Scheme,
+    Step,
+    reference_flows,
+    require_reference_flows,
+)
 from lim_jax.network.continuous_flow import ContinuousFlow
 from lim_jax.network.controls import control_distance
 from lim_jax.network.flow import ResidualFlow, unit_profile
@@ -105,8 +113,9 @@ def trajectory_studies(
     Raises
     ------
     ValueError
-        If a `DepthProfile` exceeds what it states, samples do not bear out what `lipschitz` states,
-        or an order is to be claimed from fewer than four depths.
+        If a `DepthProfile` is negative or exceeds what it states, the references are not two flows
+        to `horizon` or are one flow twice, samples do not bear out what `lipschitz` states, depths
+        are not whole numbers that rise, or an order is to be claimed from fewer than four.
 
     Examples
     --------
@@ -120,6 +129,9 @@ def trajectory_studies(
     >>> study.claimed, round(study.order.value, 1), study.verdict
     (1.0, 1.0, 'measured')
     """
+    require_rising(depths, "depths")
+    flows = reference_flows(control, horizon, profile) if references is None else references
+    require_reference_flows(flows, horizon)
     if isinstance(profile, DepthProfile):
         profile.require_stated(horizon)
     if lipschitz:
@@ -131,7 +143,6 @@ def trajectory_studies(
         """Solve the flow, and return its states at the times."""
         return np.asarray(_states_at(flow, x, grid, jnp.asarray(times)))
 
-    flows = reference_flows(control, horizon, profile) if references is None else references
     check, expected = map(solution, flows)
     limit_error = _largest_norm(check - expected, grid)
     limit = _DepthLimit(control, profile, grid, times, expected, limit_error)
@@ -234,13 +245,14 @@ def _scheme_studies(
 
     def study(label: str, error: Callable, constant: Callable) -> Study:
         """Study one error over all depths, with a bound if the theorem's constants are known."""
+        factor = None if constants is None else constant(constants, horizon)
         return refine(
             label,
             claimed,
             depths,
             (error(runs[depth].states) for depth in depths),
             limit.flow_error,
-            constants and (lambda depth: constant(constants, horizon) * runs[depth].bracket),
+            None if factor is None else (lambda depth: factor * runs[depth].bracket),
             sampled=sampled,
             rounding=rounding,
         )
@@ -283,7 +295,7 @@ class _Theorem(NamedTuple):
             measured = map(depth_constants, fields, map(jnp.asarray, states), [self.grid] * 3)
             largest = (float(max(values)) for values in zip(*measured, strict=True))
             value, slope = sampled_profile(self.profile, self.horizon)
-            proved = DepthConstants(*largest)._replace(profile=value, profile_slope=slope)
+            proved = DepthConstants(*largest)._replace(profile_bound=value, profile_lipschitz=slope)
         assert proved is not None
         defects = {depth: run.defect for depth, run in runs.items()}
         if self.lipschitz:
@@ -416,9 +428,10 @@ def shadowing_study(
     Raises
     ------
     ValueError
-        If a `DepthProfile` exceeds what it states, or samples do not bear out what `lipschitz`
-        states.
+        If a `DepthProfile` is negative or exceeds what it states, or samples do not bear out what
+        `lipschitz` states, or depths are not whole numbers that rise.
     """
+    require_rising(depths, "depths")
     if isinstance(profile, DepthProfile):
         profile.require_stated(horizon)
 
@@ -448,14 +461,16 @@ def shadowing_study(
         runs, lambda depth: runs[depth].layers, proved, DepthConstants.on_layers
     )
     # The layers are their own control, at no distance.
-    constants = constants and constants._replace(control=0.0)
+    factor = (
+        None if constants is None else constants._replace(control_lipschitz=0.0).on_layers(horizon)
+    )
     return refine(
         "thm:resnet-ode",
-        None if constants is None else 1.0,
+        None if factor is None else 1.0,
         depths,
         (_largest_norm(run.states - run.flow, grid) for run in runs.values()),
         _largest_norm(run(depths[0], check).flow - runs[depths[0]].flow, grid),
-        constants and (lambda depth: constants.on_layers(horizon) * horizon / depth),
+        None if factor is None else (lambda depth: factor * horizon / depth),
         sampled=sampled,
         rounding=rounding,
     )
@@ -513,8 +528,10 @@ def split_defect_study(
     Raises
     ------
     ValueError
-        If the field has no `sublayers`, or its defects do not bear out what `lipschitz` states.
+        If the field has no `sublayers`, its defects do not bear out what `lipschitz` states, or
+        depths are not whole numbers that rise.
     """
+    require_rising(depths, "depths")
 
     @filter_jit
     def defect(increment: Float[Array, ""]) -> State:

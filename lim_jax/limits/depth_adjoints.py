@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from lim_jax._checks import require
 from lim_jax._jit import filter_jit
 from lim_jax.adjoint.adjoint_equation import continuous_adjoint
 from lim_jax.adjoint.cone import cone_mass
@@ -15,8 +14,14 @@ from lim_jax.adjoint.sweep import Example, TerminalLoss, adjoint_trajectory
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.partition import boundary_regions, regional_averages
-from lim_jax.limits.refinement import Study, refine
-from lim_jax.limits.schemes import Control, Flows, Scheme, reference_flows
+from lim_jax.limits.refinement import Study, refine, require_rising
+from lim_jax.limits.schemes import (
+    Control,
+    Flows,
+    Scheme,
+    reference_flows,
+    require_reference_flows,
+)
 from lim_jax.network.continuous_flow import ContinuousFlow
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.slots import State
@@ -77,9 +82,10 @@ def input_adjoint_depth_studies(
     Raises
     ------
     ValueError
-        If a reference ends at another depth than `horizon`, or `delta` is not between 0 and one
-        half.
+        If depths are not whole numbers that rise, the references are not two flows to `horizon` or
+        are one flow twice, or `delta` is not between 0 and one half.
     """
+    require_rising(depths, "depths")
     terminal = jnp.array(horizon)
 
     @filter_jit  # not within the programs of the adjoints: one program serves every depth
@@ -107,13 +113,7 @@ def input_adjoint_depth_studies(
         return [(adjoint.covectors[0], adjoint.states[-1]) for adjoint in adjoints]
 
     flows = reference_flows(control, horizon) if references is None else references
-    require(
-        all(flow.horizon == horizon for flow in flows),
-        "references",
-        got=f"flows to {', '.join(f'{flow.horizon:g}' for flow in flows)}",
-        expected=f"two depth flows to {horizon:g}",
-        cure="Pass the horizon of the study.",
-    )
+    require_reference_flows(flows, horizon)
     check, expected = (quantities(*ends_of_flow(flow)) for flow in flows)
     limit_errors = _distances(check, expected, grid)
     studies = {}

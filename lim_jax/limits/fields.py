@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax.adjoint.sweep import TerminalLoss
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid
 from lim_jax.network.multihead import CausalAttention
@@ -66,11 +65,8 @@ def averaging_attention() -> CausalAttention:
     return CausalAttention(eqx.nn.Identity(), 0 * matrix, 0 * matrix, matrix, matrix)
 
 
-def _terminal_loss(x: State, grid: Grid) -> Float[Array, ""]:
+def terminal_loss(x: State, grid: Grid) -> Float[Array, ""]:
     """Return the inner product of the state and a smooth covector, which is P_T."""
     p = grid.nodes
     covector = jnp.stack([jnp.cos(3 * p) + 1, jnp.sin(2 * p) + 0.5, p], axis=1)
     return inner(covector, x, grid)
-
-
-TERMINAL_LOSS: TerminalLoss = _terminal_loss

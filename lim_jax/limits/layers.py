@@ -16,7 +16,7 @@ from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.limits import depth as in_depth
 from lim_jax.limits.depth_adjoints import input_adjoint_depth_studies
-from lim_jax.limits.fields import TERMINAL_LOSS, WIDTH, smooth_states
+from lim_jax.limits.fields import WIDTH, smooth_states, terminal_loss
 from lim_jax.limits.refinement import Study, refine_against, richardson
 from lim_jax.limits.rows import Curve, Row
 from lim_jax.limits.schemes import Scheme, perturbation, reference_flows
@@ -147,7 +147,7 @@ def _depth_adjoint_rows(depths: tuple[int, ...], seed: int) -> Iterator[Row]:
     schemes = {"Euler": Scheme(euler), "split": Scheme(split)}
     example = smooth_states(_GRID.nodes)
     studies = input_adjoint_depth_studies(
-        _control(seed), TERMINAL_LOSS, (example, _GRID), _GRID, depths, schemes=schemes
+        _control(seed), terminal_loss, (example, _GRID), _GRID, depths, schemes=schemes
     )
     for name, study in studies.items():
         yield Row(f"in depth, {name}", study, 1)

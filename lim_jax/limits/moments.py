@@ -8,7 +8,7 @@ from lim_jax.density.adjoints import Batch, Loss
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
 from lim_jax.limits.attention_error import MakeGrid
-from lim_jax.limits.refinement import Study, refine
+from lim_jax.limits.refinement import Study, refine, require_rising
 from lim_jax.training.sensitivity import fourth_moments
 
 
@@ -55,7 +55,8 @@ def fourth_moment_studies(
     Raises
     ------
     ValueError
-        If the loss, the batch or the direction does not fit the parameters or the grid.
+        If sizes are not whole numbers that rise, or the loss, the batch or the direction does not
+        fit the parameters or the grid.
 
     Examples
     --------
@@ -72,6 +73,7 @@ def fourth_moment_studies(
     >>> round(studies["adjoint"].order.value, 6), studies["adjoint"].errors[0]  # 2^4 4^3
     (-3.0, 1024.0)
     """
+    require_rising(sizes, "sizes")
     by_size = [
         fourth_moments(make_loss(grid), params, make_batch(grid), grid, direction)
         for grid in map(make_grid, sizes)

@@ -31,7 +31,7 @@ from lim_jax.limits.attention_error import SMOOTH, PositionField, require_refere
 from lim_jax.limits.references import polynomial_twins, reliability_warning
 from lim_jax.limits.refinement import largest, refine, require_refinements, rounding_error
 from lim_jax.limits.rows import Row, names_by_remark, rates_table
-from lim_jax.limits.schemes import Scheme, reference_flows
+from lim_jax.limits.schemes import Scheme, reference_flows, require_reference_flows
 from lim_jax.network.continuous_flow import ContinuousFlow
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.masks import AttentionMask, SwitchedMask
@@ -155,9 +155,11 @@ def convergence_study(
     ------
     ValueError
         If an argument is of another kind; there are fewer than four refinements, or they do not
-        rise; the network has no limit, as with a window or with `Rotary` without `tokens`; depths
-        or a fixed grid come with a network that is not a `ContinuousFlow`; or a quantity changes
-        its shape, is exact or not finite, or has no order by which to extrapolate.
+        rise; the network has no limit, as with `Rotary` or `Alibi` without `tokens`; it has a
+        window of so many positions and a grid is on panels, as references are by default; depths or
+        a fixed grid come with a network that is not a `ContinuousFlow`; the references have one
+        resolution, or are flows to another horizon; or a quantity changes its shape, is exact or
+        not finite, or has no order by which to extrapolate.
 
     Examples
     --------
@@ -204,7 +206,7 @@ def convergence_study(
             return float(quantity.norm(np.asarray(np.asarray(values) - exact), grid))
 
         errors = {n: error(by_size[n][name], run.grid) for n, run in runs.items()}
-        bounds = {n: float(quantity.bound(n)) for n in runs} if quantity.bound else {}
+        bounds = {n: float(quantity.bound(n)) for n in runs} if quantity.bound is not None else {}
         below = [f"{bound} at {n}" for n, bound in bounds.items() if not bound >= 0]
         require(
             not below,
@@ -377,7 +379,7 @@ def _grids(values: Any, name: str) -> list[Grid]:
 
 
 def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
-    """Return the grids by size; raise ValueError unless they refine, with rotary keys fixed."""
+    """Return the grids by size; raise ValueError unless they refine, with positions fixed."""
     grid_list = _grids(grids, "grids")
     require_refinements([grid.size for grid in grid_list], "grids", "positions")
     field = network.control(jnp.array(0.0)) if isinstance(network, ContinuousFlow) else network
@@ -385,12 +387,16 @@ def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
         field, is_leaf=lambda node: isinstance(node, AttentionMask | SwitchedMask)
     )
     kinds = [kind for mask in masks for kind in getattr(mask, "kinds", (mask,))]
-    ropes = [kind.positions for kind in kinds if isinstance(kind, AttentionMask)]
-    fixed = all(rope is None or rope.tokens is not None for rope in ropes)
-    got = "keys that turn by each grid's own number of positions (Rotary with tokens=None)"
-    expected = "keys that turn as fast on every grid"
-    cure = "Pass how many tokens [0, 1] stands for: Rotary(frequencies, tokens=...)."
-    require(fixed, "network", got=got, expected=expected, cure=cure)
+    of_masks = [kind.positions for kind in kinds if isinstance(kind, AttentionMask)]
+    unfixed = [one for one in of_masks if one is not None and one.tokens is None]
+    names = " and ".join(dict.fromkeys(type(one).__name__ for one in unfixed))
+    require(
+        not unfixed,
+        "network",
+        got=f"{names} with tokens=None",
+        expected="positions that are counted alike on every grid, not by its own number of them",
+        cure=f"Pass how many tokens [0, 1] stands for: {names}(..., tokens=...).",
+    )
     return {grid.size: grid for grid in grid_list}
 
 
@@ -413,12 +419,7 @@ def _reference_runs(
     solved, other = _solutions(network)
     if isinstance(grids, Grid):
         flows = [other, solved] if references is None else _as_list(references)
-        got = ", ".join(map(described, flows)) or "none"
-        expected = "two depth flows where positions are not refined"
-        cure = "Pass two on one grid: the last gives the limit, the first its error."
-        two = len(flows) == 2 and all(isinstance(flow, ContinuousFlow) for flow in flows)
-        two = two and flows[0] is not flows[1]
-        require(two, "references", got=got, expected=expected, cure=cure)
+        require_reference_flows(flows, network.horizon)
         return [_NetworkRun(flow, grids) for flow in flows]
     reference_grids = _grids(SMOOTH if references is None else references, "references")
     sizes = [grid.size for grid in reference_grids]
@@ -465,6 +466,9 @@ def _as_quantities(quantities: Any) -> dict[str, Quantity]:
     }
     for name, quantity in measured.items():
         require_callable(quantity.value, f"quantities[{name!r}]", "value(result, grid)")
+        require_callable(quantity.norm, f"quantities[{name!r}].norm", "norm(gap, grid)")
+        if quantity.bound is not None:
+            require_callable(quantity.bound, f"quantities[{name!r}].bound", "bound(refinement)")
         require(
             quantity.order is None or (is_real(quantity.order) and abs(quantity.order) < math.inf),
             f"quantities[{name!r}].order",

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import AnyPath, as_int, require
+from lim_jax._checks import AnyPath, as_int, described, require
 from lim_jax._jit import filter_jit
 from lim_jax._partial_runs import each_once
 from lim_jax.grid.cells import graded_grid, midpoint_grid, token_grid
@@ -23,16 +23,21 @@ from lim_jax.limits import cones as in_cones
 from lim_jax.limits import position as in_position
 from lim_jax.limits.attention_error import SMOOTH, PositionField, attention_studies
 from lim_jax.limits.fields import (
-    TERMINAL_LOSS,
     WIDTH,
     averaging_attention,
     gaussian_attention,
     right_biased,
     smooth_labels,
     smooth_states,
+    terminal_loss,
 )
 from lim_jax.limits.layers import LAYER_ROWS, depth_costs
-from lim_jax.limits.refinement import Study, refine_against, richardson
+from lim_jax.limits.refinement import (
+    Study,
+    refine_against,
+    require_refinements,
+    richardson,
+)
 from lim_jax.limits.rows import Curve, Row
 from lim_jax.loss.readouts import BandReadout, Edges, LinearReadout, TokenwiseReadout
 from lim_jax.network.flow import ResidualFlow
@@ -129,7 +134,8 @@ class Group(NamedTuple):
 
 def groups(quick: bool = False, seed: int = 0) -> dict[str, Group]:
     """Return the groups of studies by name, each with the refinements that it runs by default."""
-    sizes, depths = (SIZES[:4], DEPTHS[:4]) if quick else (SIZES, DEPTHS)
+    sizes = SIZES[:4] if quick else SIZES
+    depths = DEPTHS[:4] if quick else DEPTHS
     queried = (200, 400, 800, 1600)
     return {
         "depth": Group(partial(LAYER_ROWS["depth"], quick=quick, seed=seed), depths),
@@ -152,21 +158,24 @@ def groups(quick: bool = False, seed: int = 0) -> dict[str, Group]:
 
 def _require_choice(every: Mapping[str, Group], only: Sequence[str], sizes: Sequence[int]) -> None:
     """Raise ValueError at unknown names, and at refinements too few or unordered for a slope."""
-    unknown = [name for name in only if name not in every]
     cure = "Pass some of these names, or leave it out for all studies."
-    expected = f"some of {', '.join(every)}"
-    require(not unknown, "only", got=", ".join(unknown), expected=expected, cure=cure)
+    names = ", ".join(every)
+    listed = isinstance(only, Sequence) and not isinstance(only, str)
+    expected = f"a list of some of {names}"
+    require(listed, "only", got=described(only), expected=expected, cure=cure)
+    unknown = [str(name) for name in only if name not in every]
+    require(not unknown, "only", got=", ".join(unknown), expected=f"some of {names}", cure=cure)
     counts = [as_int(size, "sizes") for size in sizes]
+    if not counts:
+        return
     require(
-        not counts or (bool(only) and len(counts) >= 4 and counts == sorted(set(counts))),
+        bool(only),
         "sizes",
-        got=f"{counts}{'' if only else ' of all studies'}",
-        expected="at least four numbers of tokens or layers, rising, of the studies in only",
-        cure=(
-            "Pass at least four sizes, and the studies they are for in `only`: a slope through "
-            "fewer points says nothing."
-        ),
+        got=f"{counts} of all studies",
+        expected="numbers of tokens or layers of the studies in only",
+        cure="Pass in `only` the studies they are for.",
     )
+    require_refinements(counts, "sizes", "tokens or layers")
 
 
 def _as_dictionaries(group: Callable[[], Iterable[Row | Curve]]) -> list[dict[str, Any]]:
@@ -344,7 +353,7 @@ def _adjoint_rows(sizes: tuple[int, ...], depth: int, quick: bool, seed: int) ->
         if quick and name == "midpoints":
             continue
         studies = in_position.input_adjoint_studies(
-            flow, TERMINAL_LOSS, smooth_states, sizes, GRIDS[name]
+            flow, terminal_loss, smooth_states, sizes, GRIDS[name]
         )
         for part, order in expected.items():
             reason = "" if order == 1 else SLOWED if order < 1 else MIDPOINT
@@ -410,7 +419,7 @@ def position_costs(sizes: Iterable[int], seed: int = 0) -> list[Curve]:
     @filter_jit
     def averages(grid: Grid) -> Array:
         """Return the regional averages of the input density on one grid."""
-        return in_position.influence_of_field(flow, TERMINAL_LOSS, smooth_states, grid, 0.2)[2]
+        return in_position.influence_of_field(flow, terminal_loss, smooth_states, grid, 0.2)[2]
 
     curves: dict[str, dict[float, Array]] = {
         name: {size: averages(make_grid(size)) for size in sizes}

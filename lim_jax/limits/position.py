@@ -27,7 +27,7 @@ from lim_jax.limits.attention_error import (
     require_references,
 )
 from lim_jax.limits.premises import require_lipschitz
-from lim_jax.limits.refinement import Study, refine, rounding_error
+from lim_jax.limits.refinement import Study, refine, require_rising, rounding_error
 from lim_jax.loss.losses import cross_entropy
 from lim_jax.loss.readouts import LinearReadout, TokenwiseReadout
 from lim_jax.network.flow import ResidualFlow
@@ -35,6 +35,7 @@ from lim_jax.network.slots import State
 
 QueryDensity = Callable[[Float[Array, " points"]], Float[Array, " points"]]
 Readout = Callable[[State, Grid], State]
+SAMPLES = np.linspace(0.0, 1.0, 2001)  # where densities are looked at, and slopes are measured
 SINGULAR_AT_ZERO = (gauss_grid(24, panels=24), gauss_grid(28, panels=28))
 
 
@@ -67,7 +68,8 @@ def loss_study(
     make_grid
         From a size to its grid; by default `token_grid`, the only one on which anything is claimed.
     query_density
-        :math:`\chi`, from positions to numbers, none negative, with respect to dp; by default one.
+        :math:`\chi`, from positions, (points,), to a number for each, none negative: a density with
+        respect to dp, of integral one. By default it is one everywhere.
         With it the loss is `eq:continuum-ar-loss`, for which the paper states no order; the bound
         is the slope of :math:`\chi g` over L, by its proof.
     references
@@ -85,8 +87,10 @@ def loss_study(
     Raises
     ------
     ValueError
-        If the query density is negative at one of 2,001 points, the two references have the same
-        nodes, or a density that is stated to be Lipschitz is not resolved as such at 25,600 points.
+        If sizes are not whole numbers that rise, the query density has not a number for each
+        position, is negative at one of 2,001 points or has another integral than one, the two
+        references have the same nodes, or a density that is stated to be Lipschitz is not resolved
+        as such at 25,600 points.
 
     Examples
     --------
@@ -107,6 +111,7 @@ def loss_study(
         losses = -(labels(p) * jax.nn.log_softmax(logits(p))).sum(axis=1)
         return (losses if chi is None else chi(p) * losses)[:, None]
 
+    require_rising(sizes, "sizes")
     require_references(references)
     _require_query_density(chi)
     if lipschitz:
@@ -130,29 +135,53 @@ def loss_study(
 
 
 def _require_query_density(chi: QueryDensity | None) -> None:
-    """Raise ValueError if a density is negative or NaN at one of 2,001 positions."""
+    """Raise ValueError unless 2,001 positions have a number each, none negative, of mean one."""
     if chi is None:
         return
-    points = np.linspace(0.0, 1.0, 2001)
-    values = np.asarray(filter_jit(chi)(jnp.asarray(points)))
+    values = np.asarray(filter_jit(chi)(jnp.asarray(SAMPLES)))
+    require(
+        values.shape == SAMPLES.shape,
+        "query_density",
+        got=f"shape {values.shape} at 2,001 positions",
+        expected=f"shape {SAMPLES.shape}, a number for each",
+        cure="Make a constant of that shape too, as jnp.ones_like(p) is.",
+    )
     at = int(np.argmax(~(values >= 0)))
     require(
         bool((values >= 0).all()),
         "query_density",
-        got=f"{values[at]:.3g} at {points[at]:.3g}",
+        got=f"{values[at]:.3g} at {SAMPLES[at]:.3g}",
         expected="a density, nothing below zero",
         cure=(
             "Pass a function that is nowhere negative: it says which part of the loss each "
             "position has."
         ),
     )
+    total = np.trapezoid(values, SAMPLES)
+    # Between two points both the integral and the rule are between the least and the largest
+    # value, so that they differ by no more than the density varies there, times the points' step.
+    variation = np.abs(np.diff(values)).sum() * SAMPLES[1]
+    rounding = rounding_error(values, float(values.max()))
+    require(
+        bool(abs(total - 1) <= variation + rounding),
+        "query_density",
+        got=f"an integral of {total:.4g}",
+        expected="a density of integral one",
+        cure="Divide it by its integral: it says which part of the loss each position has.",
+    )
 
 
 def _largest_slope(field: PositionField) -> float:
-    """Return the largest absolute derivative of a field at 2,001 positions."""
-    p = jnp.linspace(0.0, 1.0, 2001)
+    """Return the largest absolute derivative of a field of one feature at the samples."""
+    p = jnp.asarray(SAMPLES)
     _, slopes = filter_jit(lambda p: jax.jvp(field, (p,), (jnp.ones_like(p),)))(p)
     return float(jnp.abs(slopes).max())
+
+
+def _steepest_secant(values: Float[Array, "points features"]) -> Float[Array, ""]:
+    """Return the steepest slope of a field between neighbours of the samples."""
+    steps = jnp.diff(values, axis=0)
+    return jnp.linalg.norm(steps, axis=1).max() * (SAMPLES.size - 1)
 
 
 def terminal_adjoint_study(
@@ -194,7 +223,8 @@ def terminal_adjoint_study(
     sizes
         The refinements: numbers L of tokens. A fitted order takes four or more.
     query_density
-        :math:`\chi`, from positions to numbers, none negative, with respect to dp; by default one.
+        :math:`\chi`, from positions, (points,), to a number for each, none negative: a density with
+        respect to dp, of integral one. By default it is one everywhere.
         With it the adjoint is `eq:continuum-ar-terminal-adjoint`, for which the paper states no
         order; the bound holds.
     references
@@ -212,15 +242,16 @@ def terminal_adjoint_study(
     Raises
     ------
     ValueError
-        If the query density is negative at one of 2,001 points, the two references have the same
-        nodes, or an adjoint that is stated to be Lipschitz is not resolved as such at 25,600
-        points.
+        If sizes are not whole numbers that rise, the query density has not a number for each
+        position, is negative at one of 2,001 points or has another integral than one, the two
+        references have the same nodes, or an adjoint that is stated to be Lipschitz is not resolved
+        as such at 25,600 points.
     """
+    require_rising(sizes, "sizes")
     require_references(references)
     _require_query_density(query_density)
     chi = query_density
     check, reference = references
-    fine = np.linspace(0.0, 1.0, 2001)
     runs = [*((readout(size), token_grid(size)) for size in sizes), (limit, check)]
 
     def adjoint(readout: Readout, grid: Grid, p: Array | None = None) -> State:
@@ -244,8 +275,7 @@ def terminal_adjoint_study(
     def measure() -> tuple[list[Array], Array]:
         """Return the error on each grid and the steepest slope of the limit."""
         exact = adjoint(limit, reference)
-        steps = jnp.diff(_embedding(exact, reference, jnp.asarray(fine)), axis=0)
-        steepest = jnp.linalg.norm(steps, axis=1).max() * (fine.size - 1)
+        steepest = _steepest_secant(_embedding(exact, reference, jnp.asarray(SAMPLES)))
         return _gaps(adjoint, runs, exact, reference), steepest
 
     (*gaps, check_gap), slope = jax.tree.map(float, measure())
@@ -304,8 +334,8 @@ def readout_consistency_study(
     Raises
     ------
     ValueError
-        If the two references have the same nodes, or residuals that are stated to be Lipschitz are
-        not resolved as such at 25,600 points.
+        If sizes are not whole numbers that rise, the two references have the same nodes, or
+        residuals that are stated to be Lipschitz are not resolved as such at 25,600 points.
 
     Examples
     --------
@@ -317,6 +347,7 @@ def readout_consistency_study(
     >>> abs(study.order.value - 1) < 0.01, study.verdict
     (True, 'measured')
     """
+    require_rising(sizes, "sizes")
     require_references(references)
     if lipschitz:
         require_lipschitz(residuals, "residuals")
@@ -333,18 +364,22 @@ def readout_consistency_study(
     def measure() -> tuple[list[Array], Array]:
         """Return the error on each grid and the steepest slope of the residuals."""
         exact = adjoint(limit, reference)
-        steps = jnp.diff(residuals(jnp.linspace(0.0, 1.0, 2001)), axis=0)
-        steepest = 2000 * jnp.linalg.norm(steps, axis=1).max()
+        steepest = _steepest_secant(residuals(jnp.asarray(SAMPLES)))
         return _gaps(adjoint, runs, exact, reference), steepest
 
     (*gaps, check_gap), steepest = jax.tree.map(float, measure())
-    norm = np.linalg.norm(limit.weight, 2) if isinstance(limit, LinearReadout) else math.nan
-    linear = type(limit) is LinearReadout
-    premises = lipschitz and linear and all(readout(size) is limit for size in sizes)
     source = "eq:readout-adjoint-consistency"
-    claimed = 1.0 if premises else None
-    bound = (lambda size: float(norm) * steepest / size) if premises else None
-    return refine(source, claimed, sizes, gaps, check_gap, bound, sampled=True)
+    same = all(readout(size) is limit for size in sizes)
+    if not (lipschitz and same and type(limit) is LinearReadout):
+        return refine(source, None, sizes, gaps, check_gap, sampled=True)
+    assert isinstance(limit, LinearReadout)
+    constant = float(np.linalg.norm(limit.weight, 2)) * steepest
+
+    def bound(size: int) -> float:
+        """Compute the bound at one size."""
+        return constant / size
+
+    return refine(source, 1.0, sizes, gaps, check_gap, bound, sampled=True)
 
 
 def _gaps(
@@ -402,6 +437,7 @@ def input_adjoint_studies(
     references: References = SINGULAR_AT_ZERO,
 ) -> dict[str, Study]:
     """Compare the input adjoint and density of one example on tokens with the continuum."""
+    require_rising(sizes, "sizes")
     require_references(references)
     check, reference = references
     grids = [*map(make_grid, sizes), check]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import require
+from lim_jax._checks import ARRAYS, as_int, described, require
 from lim_jax.grid.measure import Grid, require_on_grid
 
 Gap = Float[np.ndarray, "..."]
@@ -52,6 +52,17 @@ def require_refinements(numbers: Sequence[int], name: str, what: str) -> None:
     expected = f"{LEAST} refinements or more, each finer than the one before"
     cure = "Pass more, each double the one before: a slope through fewer says nothing."
     require(finer, name, got=f"{list(numbers)} {what}", expected=expected, cure=cure)
+
+
+def require_rising(numbers: Any, name: str) -> None:
+    """Raise ValueError unless these are whole numbers, each larger than the one before."""
+    listed = list(numbers) if isinstance(numbers, (Sequence, *ARRAYS)) else []
+    counts = [as_int(number, name) for number in listed]
+    got = f"{counts}" if counts else "none" if isinstance(numbers, Sequence) else described(numbers)
+    expected = "whole numbers, each larger than the one before"
+    cure = "Pass them from the coarsest to the finest, for example (8, 16, 32, 64)."
+    rising = len(counts) > 0 and counts == sorted(set(counts))
+    require(rising, name, got=got, expected=expected, cure=cure)
 
 
 class Study(NamedTuple):

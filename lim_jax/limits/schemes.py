@@ -1,6 +1,6 @@
 """Layers that sample a control, perturbations of them, and the control's depth flow."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import diffrax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from lim_jax._checks import described, require
 from lim_jax._jit import filter_jit
 from lim_jax.network.continuous_flow import ContinuousFlow
 from lim_jax.network.flow import ResidualFlow, unit_profile
@@ -107,3 +108,32 @@ def reference_flows(
         )
 
     return flow_by(diffrax.Tsit5()), flow_by(diffrax.Dopri8())
+
+
+def require_reference_flows(flows: Any, horizon: float) -> None:
+    """Raise ValueError unless these are two depth flows to T, each solved in its own way."""
+    pair = list(flows) if isinstance(flows, Sequence) else [flows]
+    expected = f"two depth flows to {horizon:g}"
+    require(
+        len(pair) == 2 and all(isinstance(flow, ContinuousFlow) for flow in pair),
+        "references",
+        got=", ".join(map(described, pair)) or "none",
+        expected=expected,
+        cure="Pass two ContinuousFlows: the last gives the limit, the first its error. Grids are "
+        "references where positions are refined.",
+    )
+    horizons = ", ".join(f"{flow.horizon:g}" for flow in pair)
+    require(
+        all(flow.horizon == horizon for flow in pair),
+        "references",
+        got=f"flows to {horizons}",
+        expected=expected,
+        cure="Pass the horizon of the study.",
+    )
+    require(
+        not eqx.tree_equal(*pair),
+        "references",
+        got="one depth flow twice",
+        expected="two, of which the first tells the error of the last",
+        cure="Pass two solvers, or two tolerances: a flow is at no distance from itself.",
+    )

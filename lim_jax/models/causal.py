@@ -1,6 +1,5 @@
 """Causal language models over token ids, read from published checkpoints."""
 
-import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from lim_jax.checkpoints.decoder import read_decoder
 from lim_jax.checkpoints.families.family_table import recipe_of, refuse_unsupported
 from lim_jax.checkpoints.gguf_file import open_gguf
 from lim_jax.checkpoints.gguf_header import is_gguf
-from lim_jax.checkpoints.hub import model_path
+from lim_jax.checkpoints.hub import model_path, require_there
 from lim_jax.checkpoints.multimodal import text_part
 from lim_jax.checkpoints.options import refuse_other_architectures
 from lim_jax.checkpoints.placement import (
@@ -595,8 +594,9 @@ def open_files(path: AnyPath, *, download: bool = False) -> Source:
     path = model_path(path, download=download)
     if is_gguf(path):
         return open_gguf(path)
+    require_there(path)
     config = path / "config.json"
-    if os.path.isfile(config):  # what it is, before how it is stored
+    if config.is_file():  # what it is, before how it is stored
         refuse_unsupported(json_object(config))
     return text_part(open_checkpoint(path))
 

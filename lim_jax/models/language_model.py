@@ -1,11 +1,10 @@
 """A language model as a whole: a network, and what its publisher says of texts and answers."""
 
-import os
 from typing import Any, NamedTuple
 
-from lim_jax._checks import AnyPath, as_path, require
+from lim_jax._checks import AnyPath, as_path
 from lim_jax.checkpoints.gguf_checkpoint import GGUFCheckpoint
-from lim_jax.checkpoints.hub import EXPECTED, model_path
+from lim_jax.checkpoints.hub import model_path, require_there
 from lim_jax.checkpoints.tensor_reader import Source
 from lim_jax.checkpoints.text import ChatTemplate, end_ids, find_chat_template, read_tokenizer
 from lim_jax.models.causal import CausalLM, HalfPrecision, load_network, open_files, open_network
@@ -160,13 +159,7 @@ def _look_through(path: AnyPath, download: bool) -> dict[str, Any]:
     """Read all but the network, so that what is missing is refused before weights are read."""
     name = as_path(path).absolute().name.removesuffix(".gguf")
     path = model_path(path, download=download)
-    require(
-        os.path.exists(path),  # of a text in place of a path, as a path itself says not
-        "model",
-        got=f"{path}, which is not there",
-        expected=EXPECTED,
-        cure="Look at the path, or pass a public name with `download=True`.",
-    )
+    require_there(path)
     source = open_files(path)
     header = source.header if isinstance(source, GGUFCheckpoint) else {}
     return {

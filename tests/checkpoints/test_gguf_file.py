@@ -99,7 +99,7 @@ def test_a_header_is_what_the_packages_own_reader_finds(tmp_path):
     for tensor, (name, stored) in zip(reader.tensors, tensors.items(), strict=True):
         assert (tensor.name, tensor.tensor_type) == (name, stored.kind)
         assert stored.shape == tuple(reversed(tensor.shape.tolist()))
-        assert (tensor.data_offset, tensor.n_bytes) == (stored.offset, np.prod(stored.rows))
+        assert (tensor.data_offset, tensor.n_bytes) == (stored.offset, np.prod(stored.byte_shape))
 
 
 def test_a_file_in_several_is_read_by_the_name_of_the_first(tmp_path):

@@ -13,6 +13,7 @@ from huggingface_hub import constants
 from reference import publishers
 
 from lim_jax import models
+from lim_jax._argument_error import Refusal
 from lim_jax.checkpoints import hub
 from lim_jax.checkpoints.hub import model_path
 
@@ -129,3 +130,18 @@ def test_a_missing_package_is_said(snapshot, monkeypatch):
         models.load(NAME)
     assert model_path(snapshot) == snapshot
     assert importlib.util.find_spec("huggingface_hub") is not None
+
+
+@pytest.mark.parametrize("name", ["a--b/c", "a/b..c", "a/b.git"])
+@pytest.mark.parametrize("download", [False, True])
+def test_what_can_be_no_public_name_is_said(snapshot, name, download):
+    message = f"path: got '{name}': no such path, and no public name .*, expected a folder of we"
+    with pytest.raises(Refusal, match=message):
+        models.load(name, download=download)
+
+
+def test_a_public_name_has_an_owner(snapshot):
+    """gpt2 was one without, which the Hub now spells openai-community/gpt2."""
+    for door in (models.load, models.open, models.LanguageModel.open):
+        with pytest.raises(ValueError, match="got .*gpt2.*with its owner, .*openai-community/gpt2"):
+            door("gpt2")

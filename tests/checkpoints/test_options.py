@@ -644,6 +644,26 @@ REFUSED = [
     ("mpt", {"attn_config": 8}, "attn_config = 8, expected an object of names and values"),
     ("mpt", {"logit_scale": 0.1}, "logit_scale = 0.1, expected None"),
     ("nanochat", {"mlp_bias": True}, "mlp_bias = True, expected False"),
+    *((family, options | {name: "2"}, f"{name} = '2', expected a {kind}")
+      for family, name, kind, options in (
+          ("deepseek_v2", "n_group", "positive whole", {"topk_method": "group_limited_greedy"}),
+          ("deepseek_v2", "topk_group", "positive whole", {"topk_method": "group_limited_greedy"}),
+          ("deepseek_v3", "num_nextn_predict_layers", "whole number from zero", {}),
+          ("minimax_m2", "num_mtp_modules", "whole number from zero", {}),
+          ("minimax_m2", "mtp_transformer_layers", "whole number from zero", {}),
+          ("lfm2", "block_ff_dim", "positive whole", {}),
+          ("lfm2", "block_ffn_dim_multiplier", "positive number", {}),
+          ("falcon_h1", "mamba_d_ssm", "positive whole", {}),
+          ("olmo_hybrid", "linear_key_head_dim", "positive whole", {}),
+          ("olmo_hybrid", "linear_num_key_heads", "positive whole", {}))),
+    *(("phi3", {"rope_scaling": SU | {"short_factor": 8 * [factor]}, TRAINED: 8},
+       "short_factor = list, expected 8 positive numbers")
+      for factor in (True, float("inf"), float("nan"), "2")),
+    *((family, {name: layers}, f"{name} = list, expected a list of layers, each from 0 to 5")
+      for layers in ([1, 99], ["1"], [-1], [True])
+      for family, name in (("bamba", "attn_layer_indices"), ("lfm2", "full_attn_idxs"),
+                           ("qwen3_moe", "mlp_only_layers"), ("qwen3_next", "mlp_only_layers"),
+                           ("llama4_text", "moe_layers"))),
 ]  # fmt: skip
 
 
@@ -653,6 +673,20 @@ def test_options_of_other_networks_are_refused(family, options, words):
     with pytest.raises(ValueError, match=f"^config.json: got {words}"):
         recipe_of(config)
         refuse_unknown(config)
+
+
+@pytest.mark.usefixtures("as_users_run")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_option_of_another_type_is_refused_in_words(family):
+    """Of every option that the family reads: what means nothing there fails nowhere else."""
+    usual = least(family)
+    recipe_of(usual)
+    for name in sorted(usual.read_names):
+        for value in ("1", True, [1], {"a": 1}):
+            try:
+                recipe_of(least(family, **{name: value}))
+            except ValueError as refused:
+                assert ", expected " in str(refused), (name, value)
 
 
 @pytest.mark.parametrize("stated", ["LlamaForCausalLM", 3, [["LlamaForCausalLM"]]])

@@ -421,6 +421,22 @@ def test_modelopts_own_file_says_it_too(tmp_path):
     np.testing.assert_array_equal(tensor, expected)
 
 
+@pytest.mark.parametrize(
+    "said, message",
+    [
+        (None, "got quant_algo = None of groups of 16 in quantization_config, expected FP8 or"),
+        (3, "hf_quant_config.json: got quantization = 3, expected an object of names and values"),
+        ("NVFP4", "hf_quant_config.json: got quantization = 'NVFP4', expected an object of names"),
+    ],
+)
+def test_modelopts_own_file_says_it_in_an_object(tmp_path, said, message):
+    (tmp_path / "config.json").write_text("{}")
+    save_file(STORED["NVFP4"][1], tmp_path / WHOLE)
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": said}))
+    with pytest.raises(ValueError, match=message):
+        open_checkpoint(tmp_path)
+
+
 # Of published configurations with quantised weights, those that are refused, and by which words.
 UNREAD = {
     "moonshotai/Kimi-K3": "format = 'mxfp4-pack-quantized'",

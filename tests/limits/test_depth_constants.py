@@ -99,17 +99,17 @@ def test_the_constants_of_a_matrix_are_its_norm_and_the_states():
     def largest(values, norm):
         return max(np.linalg.norm(value, norm) for value in values)
 
-    np.testing.assert_allclose(bounds.state, largest(matrices, 2), rtol=1e-12)
-    np.testing.assert_allclose(bounds.control, largest(root * states, 2), rtol=1e-12)
+    np.testing.assert_allclose(bounds.state_lipschitz, largest(matrices, 2), rtol=1e-12)
+    np.testing.assert_allclose(bounds.control_lipschitz, largest(root * states, 2), rtol=1e-12)
     images = np.einsum("bij,blj->bli", matrices, states)
-    np.testing.assert_allclose(bounds.speed, largest(root * images, "fro"), rtol=1e-12)
+    np.testing.assert_allclose(bounds.field_bound, largest(root * images, "fro"), rtol=1e-12)
     constants = lim.limits.DepthConstants(2.0, 3.0, 5.0, 7.0)
     # e^(T state) max(T (state speed / 2 + defect), control), and the speed once more.
     np.testing.assert_allclose(constants.on_layers(0.5), np.e * 6, rtol=1e-12)
     np.testing.assert_allclose(constants.on_layers(0.1), np.exp(0.2) * 3, rtol=1e-12)
     np.testing.assert_allclose(constants.between_layers(0.5), np.e * 6 + 5, rtol=1e-12)
     # zeta counts twice in the flow's move, once with a slope of its own, and in the exponential.
-    rising = constants._replace(profile=1.5, profile_slope=11.0)
+    rising = constants._replace(profile_bound=1.5, profile_lipschitz=11.0)
     layer = 0.5 * ((1.5**2 * 2 + 11) * 5 / 2 + 7)
     np.testing.assert_allclose(rising.on_layers(0.5), np.exp(1.5) * layer, rtol=1e-12)
     np.testing.assert_allclose(rising.on_layers(0.01), np.exp(0.03) * 4.5, rtol=1e-12)
@@ -185,7 +185,9 @@ def test_every_layer_adds_no_more_than_its_own_defect_to_the_error():
     size = max(flow.max(), recursion.max())
     fine = np.linspace(0, 1, 1001)
     speed = max(np.abs((0.5 - 2 * fine) * size))
-    constants = lim.limits.DepthConstants(1.5, size, speed, profile=2.0, profile_slope=1.0)
+    constants = lim.limits.DepthConstants(
+        1.5, size, speed, profile_bound=2.0, profile_lipschitz=1.0
+    )
     distances = np.full(depth, 2 * step**2 / 2)
     added = (4 * 1.5 + 1) * speed / 2 * step**2 + 2 * size * distances
     assert (errors[1:] <= (1 + step * 3) * errors[:-1] + added).all()
@@ -300,9 +302,9 @@ def test_constants_are_proved_where_no_difference_quotient_refutes_them():
         change = np.asarray(field(moved, moved, grid) - field(still, still, grid))
         quotient = np.sqrt(weights @ (change**2).sum(axis=1) / (weights @ (2 * step**2)))
         proved = float(field_regularity(fields).lipschitz)
-        assert (constants is None) is not (constants is not None and quotient <= constants.state), (
-            grid
-        )
+        assert (constants is None) is not (
+            constants is not None and quotient <= constants.state_lipschitz
+        ), grid
         verdicts[grid.size, str(grid.offset), grid.power] = constants is not None, quotient / proved
     # 2.1318 of a constant 2, and more, on a hundred uneven cells.
     held, ratio = verdicts[100, "9/10", 3]
@@ -382,3 +384,52 @@ def test_a_profile_that_exceeds_what_it_states_is_refused():
         stated.require_stated(2.1)
     with pytest.raises(ValueError, match="profile.lipschitz: got 3, expected at least 3.9995"):
         stated._replace(lipschitz=3.0).require_stated(2.0)
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_a_straight_profile_bears_out_its_slope_in_either_precision(double):
+    """0.7 - 0.3 s has the slope 0.3 exactly; its differences over T/4096 are rounded in float32."""
+    # `ass:depth-profile`.
+    with jax.enable_x64(double):
+        lim.limits.DepthProfile(lambda time: 0.7 - 0.3 * time, 0.7, 0.3).require_stated(1.0)
+        lim.limits.DepthProfile(lambda time: 2 + jnp.sin(9 * time), 3.0, 9.0).require_stated(5.0)
+        too_flat = lim.limits.DepthProfile(lambda time: 0.7 - 0.3 * time, 0.7, 0.29)
+        with pytest.raises(ValueError, match=r"profile.lipschitz: got 0.29, expected at least 0.3"):
+            too_flat.require_stated(1.0)
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_a_profile_below_zero_proves_nothing(double):
+    """The assumption asks for zeta >= 0; a zero that is rounded to -4e-8 is one."""
+    # `ass:depth-profile`.
+    with jax.enable_x64(double):
+        negative = lim.limits.DepthProfile(lambda time: 0.5 - time, 0.5, 1.0)
+        message = "profile: got -0.0002.* at depth time 0.500244, expected finite values that"
+        with pytest.raises(ValueError, match=message):
+            negative.require_stated(1.0)
+        quarter = lim.limits.DepthProfile(lambda time: jnp.cos(jnp.pi / 2 * time), 1.0, 1.6)
+        quarter.require_stated(1.0)
+    fields = small_fields()
+    with pytest.raises(ValueError, match="profile: got -0.0002.* at depth time 0.500244"):
+        lim.limits.proved_constants([fields], None, negative, lim.token_grid(5))
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_a_profile_that_is_not_finite_is_refused(value):
+    # `ass:depth-profile`.
+    holed = lim.limits.DepthProfile(lambda time: jnp.where(time < 1, 1.0, value), 1.0, 1.0)
+    with pytest.raises(ValueError, match=f"profile: got {value} at depth time 1, expected finite"):
+        holed.require_stated(1.0)
+
+
+def test_nothing_is_proved_of_no_fields_at_all():
+    with pytest.raises(ValueError, match="layers: got none and no control, expected"):
+        lim.limits.proved_constants([], None, unit_profile, lim.token_grid(3))
+
+
+def test_knots_beyond_the_horizon_are_of_no_layer():
+    """Knots 0, 1, 0, -3 at 0, 1, 2, 3; to T = 2 two layers of 0 are 1/2 each from the control."""
+    # `eq:control-l1-convergence`.
+    control = linear_control(Matrix(jnp.asarray(np.array([0.0, 1, 0, -3]))), horizon=3.0)
+    still = Matrix(jnp.zeros(2))
+    np.testing.assert_allclose(largest_control_distances(still, control, 2.0), [0.5, 0.5])

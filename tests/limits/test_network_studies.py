@@ -22,7 +22,7 @@ from lim_jax.limits import Quantity, mean_square, network_studies
 from lim_jax.limits.refinement import largest
 from lim_jax.network.controls import LayerwiseControl
 from lim_jax.network.masks import AttentionMask
-from lim_jax.network.positions import Rotary
+from lim_jax.network.positions import Alibi, Rotary
 from lim_jax.network.tokenwise import GatedFeedForward
 
 SIZES = (12, 24, 48, 96)
@@ -350,6 +350,7 @@ FLOW = light_flow(width=4, heads=2)
 TURNING = dataclasses.replace(
     layer_of(FLOW).attention, mask=AttentionMask(positions=Rotary((1.0,)))
 )
+BIASED = dataclasses.replace(TURNING, mask=AttentionMask(positions=Alibi((0.5, 0.25))))
 WINDOWED = dataclasses.replace(layer_of(FLOW).attention, mask=AttentionMask(window=3))
 TOKENS = [lim.token_grid(n) for n in (4, 6, 8, 12)]
 DOUBLED = [lim.token_grid(n) for n in (4, 8, 16)]
@@ -367,8 +368,17 @@ def four_of_each(p):
         ("network: got a function of (x)", {"network": lambda x: x}),
         ("network: got 3, expected a function network(x, grid) or field(", {"network": 3}),
         ("got ResidualFlow, expected a ContinuousFlow", {"depths": (1, 2, 3, 4)}),
-        ("network: got keys that turn by each grid's own", {"network": TURNING}),
-        ("Rotary(frequencies, tokens=...)", {"network": lim.ContinuousFlow(lambda t: TURNING)}),
+        ("network: got Rotary with tokens=None, expected", {"network": TURNING}),
+        ("[0, 1] stands for: Rotary(..., ", {"network": lim.ContinuousFlow(lambda t: TURNING)}),
+        ("network: got Alibi with tokens=None, expected", {"network": BIASED}),
+        (
+            "quantities['a'].norm: got 3, expected a f",
+            {"quantities": {"a": Quantity(state, norm=3)}},
+        ),
+        (
+            "quantities['a'].bound: got 0.5, expected a function",
+            {"quantities": {"a": Quantity(state, bound=0.5)}},
+        ),
         ("window: got 3 positions on PanelGrid", {"network": WINDOWED}),
         ("depths: got None, with one grid", {"grids": TOKENS[0]}),
         ("depths: got None, with a scheme", {"scheme": lim.limits.Scheme()}),
@@ -378,14 +388,14 @@ def four_of_each(p):
         ("depths: got [1, 2, 2, 4] layers", {"network": DEPTH_FLOW, "depths": (1, 2, 2, 4)}),
         ("got 5 depths and 4 grids", {"network": DEPTH_FLOW, "depths": (1, 2, 3, 4, 5)}),
         (
-            "references: got none, expected two depth flows where positions are not refined",
+            "references: got none, expected two depth flows to 1. Pass two ContinuousFlows",
             {"network": DEPTH_FLOW, "grids": TOKENS[0], "depths": (1, 2, 3, 4), "references": []},
         ),
         ("references: got grids of [4, 6, 8] positions", {"references": TOKENS[:3]}),
         ("references: got grids of [4] positions", {"references": TOKENS[:1]}),
         ("references: got CellGrid twice", {"references": TOKENS[-1:] * 2}),
         (
-            "references: got ContinuousFlow, ContinuousFlow, expected two depth flows",
+            "references: got one depth flow twice, expected two",
             {
                 "network": DEPTH_FLOW,
                 "grids": TOKENS[0],

@@ -89,6 +89,29 @@ def test_a_query_density_is_nowhere_negative(study):
         study(query_density=falling)
 
 
+@pytest.mark.parametrize("study", [loss, terminal])
+@pytest.mark.parametrize(
+    "density, shape", [(lambda p: 1.0, r"\(\)"), (lambda p: p[:, None], r"\(2001, 1\)")]
+)
+def test_a_query_density_is_a_number_for_each_position(study, density, shape):
+    # `eq:continuum-ar-loss`, `eq:continuum-ar-terminal-adjoint`.
+    message = f"query_density: got shape {shape} at 2,001 positions, expected shape"
+    with pytest.raises(ValueError, match=message):
+        study(query_density=density)
+
+
+@pytest.mark.parametrize("study", [loss, terminal])
+def test_a_query_density_shares_out_the_whole_loss(study):
+    """The paper's has the integral one; 2 p has, and 3 p has 3/2."""
+    # `eq:continuum-ar-loss`, `eq:continuum-ar-terminal-adjoint`.
+    study(query_density=lambda p: 2 * p)
+    study(query_density=lambda p: jnp.where(p < 1 / 3, 3.0, 0.0))  # a jump within a cell
+    study(query_density=jnp.ones_like)
+    message = "query_density: got an integral of 1.5, expected a density of integral one. Divide"
+    with pytest.raises(ValueError, match=message):
+        study(query_density=lambda p: 3 * p)
+
+
 def test_a_constant_is_measured_at_two_points_at_least():
     # `thm:attention-continuum-error`.
     with pytest.raises(ValueError, match="points: got 1, expected a whole number"):

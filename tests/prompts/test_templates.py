@@ -39,6 +39,26 @@ def test_a_folders_template_and_its_marks(tmp_path):
     assert template.source == CHATML and template.marks["bos_token"] == "<s>"
 
 
+def test_a_processors_own_file_has_the_template_that_the_options_do_not_state(tmp_path):
+    """Older files of models that see images have it in ``chat_template.json`` alone."""
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "a processor's"}))
+    assert template_of(tmp_path).source == "a processor's"
+    options(tmp_path, bos_token="<s>")
+    template = template_of(tmp_path)
+    assert template.source == "a processor's" and template.marks == {"bos_token": "<s>"}
+    options(tmp_path, chat_template="own")
+    assert template_of(tmp_path).source == "own"
+
+
+def test_marks_that_the_options_do_not_state_are_those_of_the_map(tmp_path):
+    """As in folders of before the options had them: ``special_tokens_map.json``."""
+    options(tmp_path, chat_template="own", eos_token="</s>", pad_token=None)
+    words = {"bos_token": {"content": "<s>"}, "eos_token": "<other>", "pad_token": "<pad>"}
+    more = {"additional_special_tokens": ["<a>"]}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(words | more))
+    assert template_of(tmp_path).marks == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
 def write(file, template=None):
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_tokenizer_model("gpt2")

@@ -48,8 +48,8 @@ def deepseek_v2(config: Configuration) -> Recipe:
         config.get_int("num_experts_per_tok"),
         normalised=False,
         factor=config.get_positive("routed_scaling_factor", 1.0),
-        groups=(config.get("n_group") or 1) if limited else 1,
-        topk_group=(config.get("topk_group") or 1) if limited else 1,
+        groups=config.get_int_or("n_group", 1) if limited else 1,
+        topk_group=config.get_int_or("topk_group", 1) if limited else 1,
     )
     config.ignore("n_group", "topk_group")
     return _deepseek(config, routing=routing, dense=0, shared=2)
@@ -328,7 +328,11 @@ def _indexed(config: Configuration, recipe: Recipe) -> Recipe:
 
 def count_mtp_layers(config: Configuration) -> int:
     """Return how many layers after the last one predict further tokens."""
-    return config.get("num_nextn_predict_layers") or config.get("num_mtp_layers") or 0
+    counts = [
+        config.get_int_or(name, 0, least=0)
+        for name in ("num_nextn_predict_layers", "num_mtp_layers")
+    ]
+    return counts[0] or counts[1]
 
 
 def _yarn_scale(size: int, rope: Configuration) -> float | None:

@@ -62,14 +62,14 @@ OF_NEMOTRON = Names(
     mtp_prefix=MTP_PREFIX,
 )
 OF_NEMOTRON_MAMBA = recurrent_sublayers.MambaNames(
-    "mamba_num_heads",
-    "mamba_head_dim",
-    "n_groups",
-    "ssm_state_size",
-    "conv_kernel",
-    "use_bias",
-    "use_bias",
-    "use_conv_bias",
+    heads="mamba_num_heads",
+    features="mamba_head_dim",
+    groups="n_groups",
+    size="ssm_state_size",
+    taps="conv_kernel",
+    input_bias="use_bias",
+    output_bias="use_bias",
+    tap_bias="use_conv_bias",
 )
 
 
@@ -95,12 +95,13 @@ def _dense_in(recipe: Recipe, numbers: Collection[int]) -> Recipe:
 
 def qwen3_next(config: Configuration) -> Recipe:
     """Qwen3-Next: gated delta rules, every fourth layer gated attention; experts in most layers."""
-    only = config.get_list("mlp_only_layers")
     step = config.get_int("decoder_sparse_step", 1)
     normalised = config.get_flag("norm_topk_prob", True)
     mixture = _shared_mixture(config, count=512, top=10, normalised=normalised)
     recipe = _qwen(config, mixture, recurrent_sublayers.qwen3_next_matrices)
-    return _dense_in(recipe, {k for k in range(recipe.sizes.depth) if k in only or (k + 1) % step})
+    depth = recipe.sizes.depth
+    only = config.get_layers("mlp_only_layers", depth)
+    return _dense_in(recipe, {k for k in range(depth) if k in only or (k + 1) % step})
 
 
 def qwen3_5_text(config: Configuration) -> Recipe:
@@ -177,8 +178,8 @@ def olmo_hybrid(config: Configuration) -> Recipe:
         head_norm=sublayers.across_heads,
     )
     heads = sizes.heads
-    size = config.get("linear_key_head_dim")
-    size = size or int(0.75 * sizes.width / (config.get("linear_num_key_heads") or heads))
+    usual_size = int(0.75 * sizes.width / config.get_int_or("linear_num_key_heads", heads))
+    size = config.get_int_or("linear_key_head_dim", usual_size)
     twice = 2.0 if config.get_flag("linear_allow_neg_eigval", True) else 1.0
     delta = recurrent_sublayers.gated_delta(
         recurrent_sublayers.delta_sizes(config, (heads, heads, size, 2 * size)),
@@ -248,7 +249,9 @@ def nemotron_h(config: Configuration) -> Recipe:
     # As in transformers, which reads no other limits, the least step is that of initialisation.
     lowest, highest = recurrent_sublayers.read_rate_limits(config)
     got = f"time_step_limit from {lowest} to {highest}"
-    require_config((lowest, highest > 1e300) == (0, True), got, "from 0 to infinity")
+    # Some files write 1e308 for infinity.
+    unlimited = lowest == 0 and highest > 1e300
+    require_config(unlimited, got, "from 0 to infinity")
     limits = config.get_positive("time_step_min", 0.001), math.inf
     activation = ACTIVATIONS[config.get_choice("mamba_hidden_act", ACTIVATIONS, "silu")]
     mixer = recurrent_sublayers.mamba2(mamba, "mixer", limits, activation)
@@ -316,7 +319,7 @@ def bamba(config: Configuration) -> Recipe:
     config.refuse(attn_rotary_emb=sizes.head_dim // 2)
     masks = rotary_masks(config, sizes, default_part=0.5)
     attention = llama_like(config, sizes, masks, names=OF_FALCON)
-    full = config.get_list("attn_layer_indices")
+    full = config.get_layers("attn_layer_indices", sizes.depth)
     kinds = [FULL if k in full else LINEAR for k in range(sizes.depth)]
     return mix_kinds(_with_mamba(config, attention), kinds, sizes.depth)
 
@@ -352,10 +355,10 @@ def falcon_h1(config: Configuration) -> Recipe:
         logit_scale=factor("lm_head"),
         scale=factor("key") * sizes.head_dim**-0.5,
     )
-    inner = config.get("mamba_d_ssm", 1024)
-    inner = config.get_int("mamba_expand", 2) * sizes.width if inner is None else inner
+    expanded = config.get_int("mamba_expand", 2) * sizes.width
+    inner = config.with_defaults(mamba_d_ssm=1024).get_int_or("mamba_d_ssm", expanded)
     names = recurrent_sublayers.MambaNames(output_bias="projectors_bias")
-    z, x, b, c, dt = _factors(config, "ssm_multipliers", 5)
+    gate_z, value_x, key_b, query_c, rate_dt = _factors(config, "ssm_multipliers", 5)
     mamba = recurrent_sublayers.mamba2(
         recurrent_sublayers.mamba_sizes(config, inner, names),
         "mamba",
@@ -364,7 +367,13 @@ def falcon_h1(config: Configuration) -> Recipe:
         head_norm=config.get_flag("mamba_rms_norm"),
         norm_before_gate=config.get_flag("mamba_norm_before_gate", True),
         factors=recurrent_sublayers.MambaFactors(
-            factor("ssm_in"), z, x, b, c, dt, factor("ssm_out")
+            inside=factor("ssm_in"),
+            gate=gate_z,
+            value=value_x,
+            key=key_b,
+            query=query_c,
+            rate=rate_dt,
+            outside=factor("ssm_out"),
         ),
     )
     before = factor("attention_in")
@@ -418,15 +427,15 @@ def lfm2(config: Configuration) -> Recipe:
         "block_use_xavier_init",
         "conv_use_xavier_init",
     )
-    hidden = config.get("block_ff_dim") or sizes.intermediate_size
+    hidden = config.get_int_or("block_ff_dim", sizes.intermediate_size)
     if config.get_flag("block_auto_adjust_ff_dim", True):
-        factor = config.get("block_ffn_dim_multiplier", 1.0)
-        hidden = int((1.0 if factor is None else factor) * int(2 * hidden / 3))
+        factor = config.get_positive_or("block_ffn_dim_multiplier", 1.0)
+        hidden = int(factor * int(2 * hidden / 3))
         multiple = config.get_int("block_multiple_of", 256)
         hidden = -(-hidden // multiple) * multiple
     config.ignore("block_ffn_dim_multiplier", "block_multiple_of")
     sizes = sizes._replace(intermediate_size=hidden)
-    full = config.get_list("full_attn_idxs", range(sizes.depth))
+    full = config.get_layers("full_attn_idxs", sizes.depth, range(sizes.depth))
     usual = [FULL if k in full else CONV for k in range(sizes.depth)]
     recipes = _with_convolutions(config, sizes, sublayers.gated_mlp)
     return mix_kinds(recipes, config.get_texts("layer_types") or usual, sizes.depth)

@@ -153,7 +153,7 @@ def _qwen_mixture(
     config: Configuration, depth: int, default: tuple[int, int, int | None]
 ) -> expert_sublayers.Mixture:
     """Return a reader of Qwen's experts; `default` has number, number per token, hidden size."""
-    only = config.get_list("mlp_only_layers")
+    only = config.get_layers("mlp_only_layers", depth)
     step = config.get_int("decoder_sparse_step", 1, least=0)
     dense = {k for k in range(depth) if k in only or step < 1 or (k + 1) % step}
     name = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
@@ -474,8 +474,8 @@ def llama4_text(config: Configuration) -> Recipe:
         rotary = UnitRotary(
             rotary.frequencies, rotary.tokens, rotary.amplitude, norm_eps=sizes.norm_eps
         )
-    scale = config.get("attn_scale", 0.1)
-    floor = config.get("floor_scale", 8192)
+    scale = config.get_positive("attn_scale", 0.1)
+    floor = config.get_positive("floor_scale", 8192)
     # The publisher's first files say 4, which its reader took for true.
     tempers = config.get("attn_temperature_tuning", True)
     config.require("attn_temperature_tuning", tempers, tempers in (None, 0, 1, 4), "true or false")
@@ -486,8 +486,8 @@ def llama4_text(config: Configuration) -> Recipe:
         for mask, rotates in zip(seen, rotated, strict=True)
     )
     step = config.get_int("interleave_moe_layer_step", 1)
-    layers = config.get_list("moe_layers", None)
-    sparse = range(step - 1, sizes.depth, step) if layers is None else layers
+    usual = range(step - 1, sizes.depth, step)
+    sparse = config.get_layers("moe_layers", sizes.depth, usual)
     count = config.get_int("num_local_experts", 16)
     mixture = expert_sublayers.Mixture(
         count,
@@ -536,7 +536,8 @@ def minimax_m2(config: Configuration) -> Recipe:
         preference="e_score_correction_bias",
     )
     config.ignore(*REPEATED)
-    mtp = config.get("num_mtp_modules") or 0, config.get("mtp_transformer_layers") or 1
+    mtp_modules = config.get_int_or("num_mtp_modules", 0, least=0)
+    layers_of_module = config.get_int_or("mtp_transformer_layers", 1, least=0)
     return llama_like(
         config,
         sizes,
@@ -545,7 +546,7 @@ def minimax_m2(config: Configuration) -> Recipe:
         biases=Biases(),
         head_norm=sublayers.across_heads,
         network=mixture,
-        num_mtp_layers=math.prod(mtp),
+        num_mtp_layers=mtp_modules * layers_of_module,
     )
 
 
