@@ -233,7 +233,10 @@ def test_every_page_with_programs_is_run():
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_page_of_a_notebook_is_of_what_stands_in_it(notebook):
-    """`docs/notebooks.py` ran it as it is now."""
+    """Its prose and its programs, word for word; what those print is compared by nothing.
+
+    It is of the last run of `docs/notebooks.py`, and its last digits are of one machine.
+    """
     page = NOTEBOOKS[notebook].read_text(encoding="utf-8")
     cells = re.split(r"^# (%%.*)$", notebook.read_text(encoding="utf-8"), flags=re.MULTILINE)
     for kind, cell in zip(cells[1::2], cells[2::2], strict=True):
