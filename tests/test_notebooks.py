@@ -20,7 +20,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs(notebook, monkeypatch, tmp_path):
+def test_a_notebook_runs_and_what_it_asserts_holds(notebook, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     source = notebook.read_text()
     if "jax_num_cpu_devices" in source:  # which is settled before JAX starts

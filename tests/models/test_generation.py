@@ -78,7 +78,7 @@ def test_with_keys_and_values_kept_logits_are_those_of_the_whole_context(name, r
 
 @pytest.mark.slow
 @pytest.mark.parametrize("held", ["kept", "opened"])
-def test_so_they_are_of_weights_that_are_fetched(held, tmp_path):
+def test_logits_by_kept_keys_and_values_are_the_same_of_weights_that_are_fetched(held, tmp_path):
     model = model_of("gemma2", tmp_path, storage_dtype="bfloat16")
     model = models.open(tmp_path) if held == "opened" else model
     expected = eqx.filter_jit(models.CausalLM.logits)(model, jnp.asarray(IDS))[KNOWN - 1 :]
