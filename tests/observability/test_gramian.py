@@ -380,7 +380,7 @@ def test_the_crossfit_penalty_is_unbiased_and_the_squared_one_is_not(exact_grami
 
 
 def test_a_penalty_on_sampled_positions_is_their_weighted_scatter():
-    """About their weighted mean, whatever the weights sum to; of all tokens it is `trace_penalty`."""
+    """About their weighted mean, whatever weights sum to; of all tokens it is `trace_penalty`."""
     weights, traces = np.array([0.5, 0.2, 1.1]), np.array([1.0, 3.0, 7.0])
     mean = weights @ traces / weights.sum()
     sampled = sampled_trace_penalty(jax.device_put(traces), jax.device_put(weights))
