@@ -112,7 +112,9 @@ def test_the_printed_bias_of_the_probes_lies_within_its_sampling_range():
     law = np.cumsum(np.fft.irfft(np.fft.rfft(lattice) ** 1000, cells))
     biases = (np.arange(cells) + 0.5) * step / 1000 - 1
     low, high = np.interp([0.05, 0.95], law, biases)
-    assert f"from {100 * low:.2f} to {100 * high:.2f} %, to 0.01" in PAGE.read_text()
+    assert f"from {100 * low:.2f} to {100 * high:.2f} %, to 0.01" in PAGE.read_text(
+        encoding="utf-8"
+    )
     assert low < 0.440 < mean - 1 < high
     # Paper and truth lie 0.84 standard errors apart.
     np.testing.assert_allclose((mean - 1.440) / (deviation / np.sqrt(1000)), 0.84, atol=0.005)

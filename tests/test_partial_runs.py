@@ -156,7 +156,7 @@ def test_a_stream_that_is_killed_gives_the_same_numbers(tmp_path):
     """By a signal that no process survives, at a moment that nobody chose."""
     program = tmp_path / "program.py"
     checkpoint = tmp_path / "stream"
-    program.write_text(PROGRAM)
+    program.write_text(PROGRAM, encoding="utf-8")
     with subprocess.Popen(
         [sys.executable, program, checkpoint],
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "7"},

@@ -142,7 +142,9 @@ def test_what_is_a_token_of_control_whatever_is_done_is_refused(tmp_path):
     made = Tokenizer(Unigram(words, unk_id=0))
     made.add_special_tokens(["<s>", "<unk>"])
     data = tmp_path / "data.jsonl"
-    data.write_text(json.dumps({"documents": [{"text": "aa<s>"}], "question": "a"}))
+    data.write_text(
+        json.dumps({"documents": [{"text": "aa<s>"}], "question": "a"}), encoding="utf-8"
+    )
     (line,) = read_lines(data)
     prompt = tokenize_prompt(document_prompt([Document("", "a")], "<"), made)
     assert 0 in prompt.encoded.ids and 2 not in prompt.encoded.ids
