@@ -281,6 +281,16 @@ def test_the_table_of_limits_and_its_pictures_are_those_of_the_results(tmp_path)
     require_as_drawn(DOCS / "limits", tmp_path)
 
 
+def test_rows_without_checks_of_values_are_in_no_table_of_accelerators(monkeypatch):
+    accelerators = runpy.run_path(str(DOCS / "accelerators.py"))
+    table = accelerators["table"]()
+    rows = accelerators["rows_of"]("accelerator")
+    unchecked = [row | {"checks": "off", "seconds": row["seconds"] / 2} for row in rows]
+    names = accelerators["results"].__globals__
+    monkeypatch.setitem(names, "rows_of", lambda name: [*rows, *unchecked])
+    assert accelerators["table"]() == table
+
+
 def test_the_tables_of_accelerators_and_their_files_are_of_the_results():
     """Where every job agrees with the processor as nearly as the page says."""
     accelerators = runpy.run_path(str(DOCS / "accelerators.py"))
