@@ -1,6 +1,7 @@
 """Kernels, local operators, heads and cone mass of every architecture, by dense Jacobians."""
 
 import dataclasses
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -13,6 +14,7 @@ from reference.networks import WIDTH, layer_of, random_states
 
 import lim_jax as lim
 from lim_jax.adjoint import stages, tangent
+from lim_jax.adjoint.cone import Norm
 from lim_jax.adjoint.sites import attention_sites
 
 LENGTH = 7
@@ -30,8 +32,8 @@ TOGETHER = {
 }
 ALONE = [name for name in ARCHITECTURES if name not in TOGETHER]
 
-# By NumPy's names of them.
-NORMS = {"operator": 2, "frobenius": "fro"}
+# What NumPy calls each norm of a block.
+NORMS: dict[Norm, Any] = {"operator": 2, "frobenius": "fro"}
 
 
 @jax.jit
