@@ -53,7 +53,7 @@ def examples_know_the_library(doctest_namespace):
 def forget_compiled_programs():
     """With what was traced they are most of a worker's memory, and few are used by two files."""
     yield
-    if STATM.exists() and int(STATM.read_text().split()[1]) * resource.getpagesize() > HELD:
+    if STATM.exists() and int(STATM.read_bytes().split()[1]) * resource.getpagesize() > HELD:
         jax.clear_caches()
         gc.collect()
         give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's

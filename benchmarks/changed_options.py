@@ -251,7 +251,7 @@ class Audit:
         self.family, self.folder = family, folder
         self.done = {}  # logits by all that a model is: many options change nothing
         self.made(config_of(family))
-        self.document = json.loads((folder / "config.json").read_text())
+        self.document = json.loads((folder / "config.json").read_text(encoding="utf-8"))
 
     def made(self, config: t.PretrainedConfig) -> None:
         """Save a network of a configuration, with weights off their defaults."""
@@ -266,7 +266,7 @@ class Audit:
 
     def write(self, document: Document) -> None:
         """Put a configuration into the folder, in place of its own."""
-        (self.folder / "config.json").write_text(json.dumps(document))
+        (self.folder / "config.json").write_text(json.dumps(document), encoding="utf-8")
 
     def verdict(self, edit: Document, *, save_unedited: bool = False) -> tuple[str, str]:
         """Equal, refused, unmade by transformers, or wrong, and what is wrong.
@@ -304,7 +304,7 @@ class Audit:
     def refused(self, document: Document) -> tuple[str, str] | None:
         """Whether options alone are refused: no weights are made of these."""
         with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "config.json").write_text(json.dumps(document))
+            (Path(folder) / "config.json").write_text(json.dumps(document), encoding="utf-8")
             save_file({"none": np.zeros(1)}, Path(folder) / "model.safetensors")
             try:
                 lim.models.load(folder)
@@ -351,7 +351,7 @@ def main() -> None:
     torch.set_num_threads(1)  # such small products wait for one another
     t.utils.logging.set_verbosity_error()
     t.utils.logging.disable_progress_bar()
-    log = open(options.log, "a") if options.log else open(os.devnull, "w")
+    log = open(options.log or os.devnull, "a", encoding="utf-8")
     versions = {"torch": torch.__version__, "transformers": t.__version__}
     for family in options.only:
         with tempfile.TemporaryDirectory() as folder:

@@ -108,7 +108,9 @@ def main(repeats: int = 5, out: Path | None = None) -> None:
     for row in traces:
         print(f"{row['size']}: probes take {row['ratio']:.0f} times as long as injected noise")
     if out is not None:
-        out.write_text(json.dumps({"routes": rows, "traces": traces}, indent=2) + "\n")
+        out.write_text(
+            json.dumps({"routes": rows, "traces": traces}, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

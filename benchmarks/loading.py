@@ -71,7 +71,7 @@ def written(folder: Path, precision: str) -> Path:
         name: generator.standard_normal(shape, np.float32).astype(PRECISIONS[precision])
         for name, shape in shapes().items()
     }
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     save_file(tensors, folder / "model.safetensors")
     return folder
 

@@ -65,7 +65,9 @@ def published(config: PretrainedConfig, folder: Path, more: Mapping[str, Any]) -
             parameter.add_(spread * torch.randn_like(parameter))
     network.save_pretrained(folder)
     file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | more))
+    file.write_text(
+        json.dumps(json.loads(file.read_text(encoding="utf-8")) | more), encoding="utf-8"
+    )
     return network.eval()
 
 

@@ -93,7 +93,9 @@ def main(
             f"{memory[name]:8.1f} MiB  {memory[name] / unit[1]:5.2f}x"
         )
     if out is not None:
-        out.write_text(json.dumps({"seconds": medians, "MiB": memory}, indent=2) + "\n")
+        out.write_text(
+            json.dumps({"seconds": medians, "MiB": memory}, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def difference(config: dict[str, Any], folder: Path) -> float:
     """The largest difference of logits, relative to the largest of them."""
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     file = folder / "model.safetensors"
     save_file({"lm_head.weight": np.zeros(1)}, file)
     recipe_of(open_files(folder).config)  # which says why, if it is not read
@@ -57,7 +57,7 @@ def difference(config: dict[str, Any], folder: Path) -> float:
     theirs["model_type"] = CALLED.get(theirs["model_type"], theirs["model_type"])
     kind = transformers.CONFIG_MAPPING[theirs.pop("model_type")]
     network = peer.published(kind(**theirs), folder, {})
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file({prefix + name: array for name, array in load_file(file).items()}, file)
     ours = np.asarray(lim.models.load(folder, dtype="float64").logits(jnp.array(IDS)))
     with peer.Doubled():
@@ -69,7 +69,7 @@ def main() -> None:
     """Print a line for each, and keep the differences."""
     part = "".join(sys.argv[1:2])
     rows = []
-    for name, config in json.loads(CONFIGS.read_text()).items():
+    for name, config in json.loads(CONFIGS.read_text(encoding="utf-8")).items():
         if part not in name:
             continue
         with tempfile.TemporaryDirectory() as folder, jax.enable_x64(True):

@@ -25,6 +25,6 @@ def drawn(shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
 
 def write(folder: Path, config: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> Path:
     """A folder as it is published, with such weights."""
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file(drawn(shapes), folder / "model.safetensors", metadata={"format": "pt"})
     return folder

@@ -41,7 +41,7 @@ def instruction_sets() -> list[str]:
 def _cpu_field(field: str) -> str:
     """What Linux says of the first processor."""
     path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     values = [line.partition(":")[2].strip() for line in lines if line.startswith(field)]
     return values[0] if values else ""
 
@@ -71,14 +71,14 @@ def seconds(job: Callable[[], object]) -> float:
 
 def peak_memory(job: Callable[[], object]) -> float:
     """MiB that this process needs for one call, beyond what it holds before (Linux)."""
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # forget the peak so far
     before = _memory_status("VmRSS")
     job()
     return (_memory_status("VmHWM") - before) / 1024
 
 
 def _memory_status(field: str) -> int:
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.split(f"{field}:")[1].split()[0])
 
 
@@ -88,17 +88,17 @@ def allowing_library() -> Path:
     library = folder / "mkl_allows.so"
     source = folder / "mkl_allows.c"
     if not library.exists():
-        source.write_text("int mkl_serv_intel_cpu_true(void) { return 1; }\n")
+        source.write_text("int mkl_serv_intel_cpu_true(void) { return 1; }\n", encoding="utf-8")
         subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
     return library
 
 
 def keep(path: Path, rows: Iterable[dict], key: tuple[str, ...], **versions: str) -> None:
     """Add rows to a file of results; they replace those that agree with them in the key."""
-    old = json.loads(path.read_text())["rows"] if path.exists() else []
+    old = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
     by_key = {tuple(row[name] for name in key): row for row in (*old, *rows)}
     document = {"machine": machine() | versions, "rows": list(by_key.values())}
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".partial")
-    temporary.write_text(json.dumps(document, indent=1) + "\n")
+    temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     os.replace(temporary, path)

@@ -33,7 +33,7 @@ def recorded(name: str, folder: Path) -> dict[str, Any]:
     with safe_open(folder / "model.safetensors", framework="numpy") as file:
         names = [name for name in sorted(file.keys()) if not name.endswith(peer.MADE)]
         shapes = {name: file.get_slice(name).get_shape() for name in names}
-    saved = json.loads((folder / "config.json").read_text())
+    saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     network, loading = kind.from_pretrained(
         write(folder, saved, shapes), **peer.PLAIN, dtype=torch.float32, output_loading_info=True
     )
@@ -54,7 +54,7 @@ def recorded(name: str, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Write the record, one configuration a line; the others' lines stay."""
-    networks = json.loads(RECORD.read_text())["networks"]
+    networks = json.loads(RECORD.read_text(encoding="utf-8"))["networks"]
     for name in chosen(sys.argv[1:]):
         with tempfile.TemporaryDirectory() as folder:
             networks[name] = recorded(name, Path(folder))
@@ -69,7 +69,9 @@ def main() -> None:
         "transformers": transformers.__version__,
     }
     header_json = json.dumps(header)[:-1]
-    RECORD.write_text(f'{header_json}, "networks": {{\n' + ",\n".join(lines) + "\n}}\n")
+    RECORD.write_text(
+        f'{header_json}, "networks": {{\n' + ",\n".join(lines) + "\n}}\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ NARROW_HEADER = (
 
 def results(name: str) -> list[dict[str, Any]]:
     """Return the rows that a benchmark keeps in a file of this name."""
-    return json.loads((HERE / "results" / f"{name}.json").read_text())["rows"]
+    return json.loads((HERE / "results" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
 
 
 def tables() -> dict[str, str]:

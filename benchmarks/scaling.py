@@ -163,7 +163,7 @@ def main(
         for axis in axes
         for name in jobs
     }
-    old_rows = json.loads(out.read_text())["rows"] if out.exists() else []
+    old_rows = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.exists() else []
     by_key = {tuple(row[k] for k in KEY): row for row in old_rows}
     for (name, axis), sizes in sizes_of_series.items():
         for size in tqdm(sizes, desc=f"{name} against {axis}", leave=False):

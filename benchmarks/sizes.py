@@ -86,8 +86,8 @@ def written(folder: Path, network: str) -> Path:
         save_file(tensors, folder / file)
         weight_map |= dict.fromkeys(tensors, file)
     index = {"metadata": {}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    (folder / "config.json").write_text(json.dumps(config(network)))
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(config(network)), encoding="utf-8")
     return folder
 
 
@@ -135,7 +135,8 @@ def measured(path: Path, holding: str, tokens: int, contexts: int, out: Path) ->
     else:
         np.save(out, profiled(loaded(path, holding), holding, tokens, contexts))
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 2**20
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    peak = int(status.split("VmHWM:")[1].split()[0]) / 2**20
     expected = lim.models.profile_memory(lim.models.open(path), tokens)
     planned = {
         "open": expected.offloaded,

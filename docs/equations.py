@@ -28,7 +28,7 @@ the docstrings of `lim_jax` and the tests; `tests/test_labels.py` holds it to th
 
 def labels() -> dict[str, str]:
     """The paper's labels in its order, each with the reason why nothing computes it, or empty."""
-    return tomllib.loads(TABLE.read_text())
+    return tomllib.loads(TABLE.read_text(encoding="utf-8"))
 
 
 def named(text: str) -> list[str]:
@@ -50,7 +50,7 @@ def computed() -> dict[str, list[tuple[Path, str]]]:
     """Where the package names each label: in the docstrings of these functions and classes."""
     found: dict[str, list[tuple[Path, str]]] = {}
     for file in sorted((ROOT / "lim_jax").rglob("*.py")):
-        for name, node in definitions(ast.parse(file.read_text())):
+        for name, node in definitions(ast.parse(file.read_text(encoding="utf-8"))):
             for label in dict.fromkeys(named(ast.get_docstring(node) or "")):
                 found.setdefault(label, []).append((file, name))
     return found
@@ -63,7 +63,7 @@ def held() -> dict[str, list[tuple[Path, str]]]:
     """
     found: dict[str, list[tuple[Path, str]]] = {}
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
-        source = file.read_text()
+        source = file.read_text(encoding="utf-8")
         if not re.search(r"^(import|from) lim_jax", source, re.MULTILINE):
             continue
         lines = source.splitlines()
@@ -100,4 +100,4 @@ def _link(file: Path, name: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written())
+    PAGE.write_text(written(), encoding="utf-8")

@@ -26,7 +26,7 @@ TEXT = '<text x="{x:.1f}" y="{y}" font-size="{size}" fill="{colour}">{text}</tex
 
 def rooms() -> dict[str, dict]:
     """The table: each room's question and, where it is a folder, its files, in order."""
-    return tomllib.loads(TABLE.read_text())
+    return tomllib.loads(TABLE.read_text(encoding="utf-8"))
 
 
 def drawn() -> str:
@@ -70,4 +70,4 @@ def _text(x: float, y: int, size: int, colour: str, text: str) -> str:
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(drawn())
+    PICTURE.write_text(drawn(), encoding="utf-8")

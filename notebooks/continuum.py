@@ -10,9 +10,9 @@
 #
 # A context is read as a field over positions $p \in [0, 1]$, and a network as a flow in depth. How
 # far is a network of L tokens and M layers from that limit, and how fast does it come nearer?
-# `study` measures it, of any field, flow or function, against a limit that is computed by another
-# scheme: Gauss--Legendre panels in position, a tight solver in depth. Half a minute on a laptop, in
-# float64.
+# `convergence_study` measures it, of any field, flow or function, against a limit that is computed
+# by another scheme: Gauss--Legendre panels in position, a tight solver in depth. Half a minute on a
+# laptop, in float64.
 
 # %%
 import jax
@@ -112,7 +112,8 @@ convergence_rates(by_depth, "A Transformer in split steps")
 #
 # Tokens and layers refined together: the limit is the flow of the Volterra operator, on panels.
 # Where three features are almost alike layer normalisation is steep, so the panels are finer than
-# by default, of which `study` would warn. The numbers go into a table of your own by `to_csv`.
+# by default, of which `convergence_study` would warn. The numbers go into a table of your own by
+# `to_csv`.
 
 # %%
 both = convergence_study(

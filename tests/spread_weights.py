@@ -132,7 +132,7 @@ def over_eight(folder):
 def hybrid_over_eight(folder):
     """Gated delta rules and attention: heads over four devices, rows over two."""
     (Path(folder) / "hybrid").mkdir()
-    network = json.loads(RECORD.read_text())["networks"]["olmo_hybrid"]
+    network = json.loads(RECORD.read_text(encoding="utf-8"))["networks"]["olmo_hybrid"]
     at = WRITE(Path(folder) / "hybrid", network["config"], network["shapes"])
     RecurrentMixer.chunk = 4
     mesh = mesh_of((2, 4), "data", "model")

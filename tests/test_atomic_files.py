@@ -56,7 +56,7 @@ def test_a_full_disk_is_a_line_with_the_file_and_what_it_needs(kind, tmp_path):
     drawn = kind == "figure"  # by matplotlib, to the file itself
     kept = kind not in ("lines", "figure")  # a file of lines is read before it is written
     if kept:
-        path.write_text("before")
+        path.write_text("before", encoding="utf-8")
     full = path if drawn else tmp_path / f".part-{path.name}"
     full.symlink_to(FULL)
     with pytest.raises(Refusal) as refused:
@@ -67,7 +67,7 @@ def test_a_full_disk_is_a_line_with_the_file_and_what_it_needs(kind, tmp_path):
     assert re.fullmatch(line, str(refused.value))
     assert [file.name for file in tmp_path.iterdir()] == [path.name] * (kept or drawn)
     if kept:
-        assert path.read_text() == "before"
+        assert path.read_text(encoding="utf-8") == "before"
     path.unlink(missing_ok=True)
     WRITERS[kind](path)  # with room it is written
     assert path.stat().st_size > 0
@@ -75,11 +75,11 @@ def test_a_full_disk_is_a_line_with_the_file_and_what_it_needs(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_where_no_file_can_be_it_is_a_line(kind, tmp_path):
-    (tmp_path / "file").write_text("mine")
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
     path = path_of(kind, tmp_path / "file")
     with pytest.raises(Refusal, match=r"file(/written|, inside| which|\.|:)"):
         WRITERS[kind](path)
-    assert (tmp_path / "file").read_text() == "mine"
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
 
 
 @needs_full_device
@@ -109,10 +109,10 @@ def test_a_file_that_is_interrupted_leaves_the_one_before(tmp_path):
     write_json(path, [1])
     with pytest.raises(KeyboardInterrupt):
         with whole_file(path) as half_written:
-            half_written.write_text("[2")
+            half_written.write_text("[2", encoding="utf-8")
             raise KeyboardInterrupt
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
-    assert json.loads(path.read_text()) == [1]
+    assert json.loads(path.read_text(encoding="utf-8")) == [1]
 
 
 @needs_full_device
@@ -132,4 +132,4 @@ def test_a_run_whose_disk_is_full_goes_on_with_room(tmp_path):
     with pytest.raises(Refusal, match="found.json: got no room"):
         work(full=True)
     work(full=False)
-    assert measured == ["a"] and json.loads((out / "found.json").read_text()) == [1]
+    assert measured == ["a"] and json.loads((out / "found.json").read_text(encoding="utf-8")) == [1]

@@ -78,11 +78,11 @@ def test_rates_prints_the_table_and_writes_files(monkeypatch, tmp_path, undrawn,
         for kind in ("png", "svg")
     }
     assert written == {"rates.json", "rates.csv", "run.json", *figures}
-    table = list(csv.reader((folder / "rates.csv").read_text().splitlines()))
+    table = list(csv.reader((folder / "rates.csv").read_text(encoding="utf-8").splitlines()))
     assert table[0] == ["study", "refinement", "error", "bound"]
     assert len(table) == 9 and table[2][1:] == ["20.0", "0.15000000000000002", "0.5"]
     assert table[5][0] == FASTER.name and table[5][3] == ""
-    document = json.loads((folder / "rates.json").read_text())
+    document = json.loads((folder / "rates.json").read_text(encoding="utf-8"))
     assert document["rates"][0]["errors"] == list(GOOD.study.errors)
     assert document["rates"][0]["holds"] is True
     assert document["rates"][1]["order"]["value"] == pytest.approx(2)
@@ -252,8 +252,8 @@ def test_reproduce_writes_ours_beside_the_papers(monkeypatch, tmp_path, as_users
         draw.__name__ = name
         monkeypatch.setattr(plots, f"simulation_{name}", draw)
     assert main(["reproduce", "--out", str(tmp_path)]) == 0
-    assert json.loads((tmp_path / "section4.json").read_text()) == {"total": 2.0}
-    table = list(csv.reader((tmp_path / "section4.csv").read_text().splitlines()))
+    assert json.loads((tmp_path / "section4.json").read_text(encoding="utf-8")) == {"total": 2.0}
+    table = list(csv.reader((tmp_path / "section4.csv").read_text(encoding="utf-8").splitlines()))
     assert table[0] == ["name", "printed", "ours", "difference", "agrees"]
     assert table[1] == ["baseline, left", "3.2269", "3.22691", "1e-05", "True"]
     assert (tmp_path / "probe_errors.svg").exists() and (tmp_path / "convergence.png").exists()
@@ -270,7 +270,7 @@ def test_the_counterexamples_print_and_write_their_numbers(monkeypatch, tmp_path
     assert "traces of the Gramians: 2  2" in printed
     assert main(["counterexamples", "--out", str(tmp_path / "new")]) == 0
     assert capsys.readouterr().out.startswith(printed)
-    document = json.loads((tmp_path / "new" / "counterexamples.json").read_text())
+    document = json.loads((tmp_path / "new" / "counterexamples.json").read_text(encoding="utf-8"))
     numbers = {name: value for example in document for name, value in example["numbers"].items()}
     assert len(document) == 4 and numbers["influence energies"] == [4.0, 1.0]
     assert all(f'"{example["slogan"]}"' in printed for example in document)
@@ -439,14 +439,14 @@ def test_rates_of_chosen_studies_sizes_and_matrices(monkeypatch, tmp_path, capsy
     for seed, save in (("0", lambda figure, path, **options: path.touch()), ("1", draw)):
         monkeypatch.setattr(Figure, "savefig", save)
         assert main([*arguments, "--seed", seed, "--out", str(out), "--overwrite"]) == 0
-        (row,) = json.loads((out / "rates.json").read_text())["rates"]
+        (row,) = json.loads((out / "rates.json").read_text(encoding="utf-8"))["rates"]
         assert row["name"] == "attention, last position, Richardson"
         assert row["refinements"] == [20, 40, 80, 160]
         found.append(row["errors"])
     assert not np.allclose(*found, rtol=1e-2)
     assert "1 of 1 orders and bounds" in capsys.readouterr().out
     assert (out / "attention.png").read_bytes().startswith(b"\x89PNG")
-    assert "</svg>" in (out / "attention.svg").read_text()
+    assert "</svg>" in (out / "attention.svg").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

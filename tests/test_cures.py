@@ -55,7 +55,7 @@ def assigned(tree: ast.Module | ast.FunctionDef) -> Scope:
     return scope
 
 
-TREES = {file: ast.parse(file.read_text()) for file in FILES}
+TREES = {file: ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
 CONSTANTS: Scope = {}
 PLACES: dict[str, set[int]] = {}  # where the functions that take a cure have it
 for tree in TREES.values():

@@ -21,7 +21,7 @@ from reference.drawn import require_as_drawn
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-CONFIG = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
+CONFIG = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
 ROOMS = runpy.run_path(str(DOCS / "rooms.py"))
 PAGES = runpy.run_path(str(DOCS / "pages.py"))
 RUNNING = [
@@ -158,7 +158,7 @@ def test_every_public_name_has_its_anchor_on_its_files_page_and_a_link_on_its_ro
 @pytest.mark.slow
 def test_every_label_of_the_paper_has_its_row(site):
     folder, pages = site
-    labels = tomllib.loads((DOCS / "labels.toml").read_text())
+    labels = tomllib.loads((DOCS / "labels.toml").read_text(encoding="utf-8"))
     assert labels.keys() <= pages[folder / "equations.html"].anchors
 
 
@@ -211,7 +211,7 @@ def test_the_rooms_pages_hold_what_the_doors_hand_out():
         names = {name for inside in modules.values() for name in inside}
         door = ROOT / "lim_jax" / room / "__init__.pyi"
         if door.exists():
-            handed = set(re.findall(r"import (\w+) as", door.read_text()))
+            handed = set(re.findall(r"import (\w+) as", door.read_text(encoding="utf-8")))
             files = {file.partition(".")[0] for file in table["files"]}
             assert handed - files == names
         for module, inside in modules.items():
@@ -233,7 +233,10 @@ def test_every_page_with_programs_is_run():
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_page_of_a_notebook_is_of_what_stands_in_it(notebook):
-    """`docs/notebooks.py` ran it as it is now."""
+    """Its prose and its programs, word for word; what those print is compared by nothing.
+
+    It is of the last run of `docs/notebooks.py`, and its last digits are of one machine.
+    """
     page = NOTEBOOKS[notebook].read_text(encoding="utf-8")
     cells = re.split(r"^# (%%.*)$", notebook.read_text(encoding="utf-8"), flags=re.MULTILINE)
     for kind, cell in zip(cells[1::2], cells[2::2], strict=True):
@@ -247,7 +250,7 @@ def test_every_name_that_a_page_mentions_is_there():
     mentioned = {
         name: page.name
         for page in [*DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md"]
-        for name in re.findall(r"`(lim(?:\.[A-Za-z]\w*)+)", page.read_text())
+        for name in re.findall(r"`(lim(?:\.[A-Za-z]\w*)+)", page.read_text(encoding="utf-8"))
     }
     assert len(mentioned) > 50
     assert {name: page for name, page in mentioned.items() if name not in there} == {}
@@ -256,7 +259,7 @@ def test_every_name_that_a_page_mentions_is_there():
 def test_files_and_pictures_that_a_page_names_are_there():
     files = r"`(?:python )?((?:tests|docs|benchmarks|notebooks|lim_jax)/[\w/.]+)[` ]"
     for page in DOCS.rglob("*.md"):
-        text = page.read_text()
+        text = page.read_text(encoding="utf-8")
         for named in re.findall(files, text):
             assert (ROOT / named).exists(), (page.name, named)
         for picture in re.findall(r"!\[.*?\]\((.*?)\)", text, re.DOTALL):
@@ -266,11 +269,11 @@ def test_files_and_pictures_that_a_page_names_are_there():
 @pytest.mark.slow
 def test_the_table_of_limits_and_its_pictures_are_those_of_the_results(tmp_path):
     limits = runpy.run_path(str(DOCS / "limits.py"))
-    assert limits["PAGE"].read_text() == limits["written"]()
-    assert limits["FILE"].read_text() == limits["data_file"]()
+    assert limits["PAGE"].read_text(encoding="utf-8") == limits["written"]()
+    assert limits["FILE"].read_text(encoding="utf-8") == limits["data_file"]()
     rows = limits["results"]()["rates"]
     assert all(row["agrees"] for row in rows)
-    text = limits["PAGE"].read_text()
+    text = limits["PAGE"].read_text(encoding="utf-8")
     assert f"Of {len(rows)} orders\nand bounds {len(rows)} are as expected" in text
     with numbered():
         limits["draw"](tmp_path)
@@ -278,12 +281,22 @@ def test_the_table_of_limits_and_its_pictures_are_those_of_the_results(tmp_path)
     require_as_drawn(DOCS / "limits", tmp_path)
 
 
+def test_rows_without_checks_of_values_are_in_no_table_of_accelerators(monkeypatch):
+    accelerators = runpy.run_path(str(DOCS / "accelerators.py"))
+    table = accelerators["table"]()
+    rows = accelerators["rows_of"]("accelerator")
+    unchecked = [row | {"checks": "off", "seconds": row["seconds"] / 2} for row in rows]
+    names = accelerators["results"].__globals__
+    monkeypatch.setitem(names, "rows_of", lambda name: [*rows, *unchecked])
+    assert accelerators["table"]() == table
+
+
 def test_the_tables_of_accelerators_and_their_files_are_of_the_results():
     """Where every job agrees with the processor as nearly as the page says."""
     accelerators = runpy.run_path(str(DOCS / "accelerators.py"))
-    assert accelerators["PAGE"].read_text() == accelerators["written"]()
-    assert accelerators["FILE"].read_text() == accelerators["data_file"]()
-    assert accelerators["BESIDE_FILE"].read_text() == accelerators["beside_file"]()
+    assert accelerators["PAGE"].read_text(encoding="utf-8") == accelerators["written"]()
+    assert accelerators["FILE"].read_text(encoding="utf-8") == accelerators["data_file"]()
+    assert accelerators["BESIDE_FILE"].read_text(encoding="utf-8") == accelerators["beside_file"]()
     largest = {"float32": 1.1e-6, "bfloat16 products": 0.02, "bfloat16": 0.02}
     for row in accelerators["results"]():
         assert row["difference"] < largest[row["precision"]], row
@@ -292,8 +305,8 @@ def test_the_tables_of_accelerators_and_their_files_are_of_the_results():
 def test_the_families_of_models_and_their_file_are_of_the_results_and_all_agree():
     """Within 3e-6 in float32 and 3e-14 in float64, but for what the page says."""
     models = runpy.run_path(str(DOCS / "models.py"))
-    assert models["PAGE"].read_text() == models["written"]()
-    assert models["FILE"].read_text() == models["data_file"]()
+    assert models["PAGE"].read_text(encoding="utf-8") == models["written"]()
+    assert models["FILE"].read_text(encoding="utf-8") == models["data_file"]()
     results = models["results"]()
     assert {name.partition(",")[0] for name, _ in results} == {*models["FAMILIES"]}
     bounds = {"float32": 3e-6, "float64": 3e-14}

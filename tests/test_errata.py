@@ -26,7 +26,7 @@ from lim_jax.training.estimators import balanced_density
 from lim_jax.training.gramian_penalties import gramian_penalty, trace_penalty
 
 ROOT = Path(__file__).parent.parent
-ERRATA = (ROOT / "docs" / "errata.md").read_text()
+ERRATA = (ROOT / "docs" / "errata.md").read_text(encoding="utf-8")
 SIZES = (40, 80, 160)
 
 
@@ -40,7 +40,9 @@ def test_every_test_that_the_errata_name_is_there():
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", ERRATA)
     assert len(named) > 60
     for file, test in named:
-        assert re.search(rf"^def {test}\(", (ROOT / file).read_text(), re.MULTILINE), (file, test)
+        assert re.search(
+            rf"^def {test}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE
+        ), (file, test)
 
 
 @cache

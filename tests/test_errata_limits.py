@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from reference.numpy_network import layer_norm
 
-LIMITS = (Path(__file__).parent.parent / "docs" / "limits.md").read_text()
+LIMITS = (Path(__file__).parent.parent / "docs" / "limits.md").read_text(encoding="utf-8")
 CELL_NODES, CELL_WEIGHTS = np.polynomial.legendre.leggauss(3)
 
 

@@ -626,7 +626,9 @@ def test_a_miscompiling_jaxlib_is_named():
 
 
 def test_a_package_that_is_asked_for_is_not_loaded(tmp_path, monkeypatch):
-    (tmp_path / "package_of_an_extra.py").write_text("raise RuntimeError('it was loaded')")
+    (tmp_path / "package_of_an_extra.py").write_text(
+        "raise RuntimeError('it was loaded')", encoding="utf-8"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     require_extra("package_of_an_extra", "report")
     monkeypatch.setitem(sys.modules, "package_of_an_extra", None)  # as if it were not installed

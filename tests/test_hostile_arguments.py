@@ -62,7 +62,9 @@ def public_functions():
     package = Path(lim.__file__).parent
     for stub in sorted(package.glob("*/__init__.pyi")):
         room = importlib.import_module(f"lim_jax.{stub.parent.name}")
-        for name in re.findall(r"^from \.[\w.]+ import (\w+) as", stub.read_text(), re.MULTILINE):
+        for name in re.findall(
+            r"^from \.[\w.]+ import (\w+) as", stub.read_text(encoding="utf-8"), re.MULTILINE
+        ):
             function = getattr(room, name)
             if not isinstance(function, type) and inspect.signature(function).parameters:
                 yield stub.parent.name, name

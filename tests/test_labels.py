@@ -57,7 +57,7 @@ def slow(tree):
 def test_every_label_is_held_by_a_quick_test(held):
     """`python -m pytest`, which leaves slow tests out, looks at all of the paper."""
     files = {file for tests in held.values() for file, _ in tests}
-    left_out = {file: slow(ast.parse(file.read_text())) for file in files}
+    left_out = {file: slow(ast.parse(file.read_text(encoding="utf-8"))) for file in files}
 
     def is_quick(file, name):
         marked, whole = left_out[file]
@@ -76,7 +76,7 @@ def test_no_label_is_misspelt():
     unknown = [
         (file.relative_to(ROOT).as_posix(), label)
         for file in [*SOURCES, ROOT / "docs" / "errata.md"]
-        for label in EQUATIONS["named"](file.read_text())
+        for label in EQUATIONS["named"](file.read_text(encoding="utf-8"))
         if label not in LABELS
     ]
     assert unknown == []
@@ -85,7 +85,7 @@ def test_no_label_is_misspelt():
         node.value
         for file in SOURCES
         if file.is_relative_to(ROOT / "lim_jax")
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
     assert {s for s in strings if label.fullmatch(s)} <= LABELS.keys()
@@ -100,5 +100,5 @@ def test_the_list_holds_the_papers_219_labels():
 
 @pytest.mark.slow
 def test_the_page_is_what_its_script_writes():
-    assert EQUATIONS["PAGE"].read_text() == EQUATIONS["written"]()
-    assert "docs/equations.md" in (ROOT / "README.md").read_text()
+    assert EQUATIONS["PAGE"].read_text(encoding="utf-8") == EQUATIONS["written"]()
+    assert "docs/equations.md" in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -20,9 +20,9 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs(notebook, monkeypatch, tmp_path):
+def test_a_notebook_runs_and_what_it_asserts_holds(notebook, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    source = notebook.read_text()
+    source = notebook.read_text(encoding="utf-8")
     if "jax_num_cpu_devices" in source:  # which is settled before JAX starts
         paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
         environment = os.environ | {"MPLBACKEND": "agg", "PYTHONPATH": paths}
@@ -55,7 +55,7 @@ def records_take_all_shares(names, shown):
     heights = [bar.get_height() for bar in lower.patches]
     np.testing.assert_allclose(sum(heights), 1, rtol=1e-6)
     assert len(upper.patches) == len(heights) == names["RECORDS"]
-    assert names["name"] in Path("real_model.html").read_text()
+    assert names["name"] in Path("real_model.html").read_text(encoding="utf-8")
 
 
 def the_suspect_is_gone(names, _):

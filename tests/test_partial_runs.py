@@ -19,9 +19,10 @@ from lim_jax.training.loop import resumable
 
 GRID = lim.graded_grid(7)
 REGIONS = lim.boundary_regions(GRID, 0.3).without([3])
-# A stream of many small batches, whose process says how many it has drawn.
+# A stream of many small batches, whose process says how many it has drawn. Before the last it waits
+# for what comes in at its standard input, where nothing does: it cannot end before it is killed.
 PROGRAM = """
-import sys, time
+import sys
 from functools import partial
 from pathlib import Path
 import equinox as eqx
@@ -48,26 +49,27 @@ def made(power, kinds):
     return partial(loss)
 
 
-def batches(pause):
+def batches(before_the_last):
     normal = np.random.default_rng(3).standard_normal
     for number in range(30):
+        if number == 29:
+            before_the_last()
         shape = (5 if number < 29 else 2, 7, 3)
         yield jax.device_put(normal(shape)), jax.device_put(normal(shape))
         print(number, flush=True)
-        time.sleep(pause)
 
 
-def streamed(checkpoint, pause=0.0):
+def streamed(checkpoint, before_the_last=lambda: None):
     regions = lim.boundary_regions(lim.graded_grid(7), 0.3).without([3])
     grid = lim.graded_grid(7)
     loss, params = made(1, WORDS), (1.3, jax.nn.gelu, optax.adam(0.1), batches)
     return lim.influence_stream(
-        loss, params, batches(pause), grid, regions, run="squares", checkpoint=checkpoint
+        loss, params, batches(before_the_last), grid, regions, run="squares", checkpoint=checkpoint
     )
 
 
 if __name__ == "__main__":
-    streamed(Path(sys.argv[1]), pause=0.02)
+    streamed(Path(sys.argv[1]), before_the_last=sys.stdin.read)
 """
 
 
@@ -156,10 +158,11 @@ def test_a_stream_that_is_killed_gives_the_same_numbers(tmp_path):
     """By a signal that no process survives, at a moment that nobody chose."""
     program = tmp_path / "program.py"
     checkpoint = tmp_path / "stream"
-    program.write_text(PROGRAM)
+    program.write_text(PROGRAM, encoding="utf-8")
     with subprocess.Popen(
         [sys.executable, program, checkpoint],
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "7"},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     ) as process:

@@ -13,8 +13,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 def write_small_network(folder):
@@ -26,7 +26,7 @@ def write_small_network(folder):
     tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.save(str(network / "tokenizer.json"))
-    (folder / "prompts.txt").write_text("w3 w1 w4 w1 w5 w9\nw2 w7 w1 w8 w2 w8\n")
+    (folder / "prompts.txt").write_text("w3 w1 w4 w1 w5 w9\nw2 w7 w1 w8 w2 w8\n", encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -86,5 +86,7 @@ def test_the_measured_tables_and_files_are_those_of_the_results():
     files = ROOT / "docs" / "speed"
     assert {file.stem for file in files.iterdir()} == {*report.FILES.split()}
     for file in files.iterdir():
-        assert file.read_text() == report.data_file(report.results(file.stem)), file.name
+        assert file.read_text(encoding="utf-8") == report.data_file(report.results(file.stem)), (
+            file.name
+        )
         assert f"(speed/{file.name})" in page

@@ -140,7 +140,7 @@ def test_the_readmes_first_screen_says_where_an_answer_comes_from(
     answer = "The observatory was founded by the astronomer Mira Castellan in 1931."
     for text in (printed, " ".join(shown.split())):
         assert f"The answer “{answer}” comes from “observatory” most of all" in text
-    document = json.loads((out / "answer.json").read_text())
+    document = json.loads((out / "answer.json").read_text(encoding="utf-8"))
     assert document["answer"] == answer and not document["cut"]
     # The first row of the table, whose digits are of these very weights.
     row = r"“observatory” +(\S+) +±(\S+) +(\S+) +20"

@@ -21,7 +21,7 @@ from lim_jax._precision import beyond_rounding
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lim_jax"
-ROOMS = tomllib.loads((ROOT / "docs" / "house.toml").read_text())
+ROOMS = tomllib.loads((ROOT / "docs" / "house.toml").read_text(encoding="utf-8"))
 # Every module in the order of the table: a file imports only from those before it.
 ORDER = [
     module
@@ -60,7 +60,7 @@ def _imported(module: str, name: str) -> str:
 
 
 def parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text())
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def test_the_table_lists_every_file_once():
@@ -90,7 +90,7 @@ def test_imports_run_one_way_and_none_stands_inside_a_function(file):
 
 def doors_names(door: Path) -> dict[str, str]:
     """What a door's stub hands out: each name, and the module beside it that has it."""
-    stub = ast.parse(door.with_suffix(".pyi").read_text())
+    stub = ast.parse(door.with_suffix(".pyi").read_text(encoding="utf-8"))
     names_of_doors = {}
     for node in stub.body:
         assert isinstance(node, ast.ImportFrom) and node.level == 1
@@ -181,12 +181,14 @@ def test_doors_define_nothing(door):
 def test_the_picture_is_that_of_the_table():
     house = runpy.run_path(str(ROOT / "docs" / "house.py"))
     picture = house["drawn"]()
-    assert house["PICTURE"].read_text() == picture, "draw it anew: python docs/house.py"
+    assert house["PICTURE"].read_text(encoding="utf-8") == picture, (
+        "draw it anew: python docs/house.py"
+    )
     boxes = re.findall(r'<rect x="([\d.]+)" y="\d+" width="([\d.]+)"', picture)
     width = re.search(r'<svg .*? width="(\d+)"', picture)
     assert width is not None
     assert max(float(x) + float(size) for x, size in boxes) <= int(width[1])
-    assert "house.svg" in (ROOT / "README.md").read_text()
+    assert "house.svg" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -210,7 +212,7 @@ def test_studies_of_limits_compile_where_checks_are_values():
     lines = [
         line.strip()
         for file in (PACKAGE / "limits").glob("*.py")
-        for line in file.read_text().splitlines()
+        for line in file.read_text(encoding="utf-8").splitlines()
         if re.search(r"jax\.jit|eqx\.filter_jit", line)
     ]
     assert lines == []
@@ -231,7 +233,7 @@ def test_types_and_shapes_of_what_is_called_here_are_checked():
 
 
 def test_importing_does_not_change_the_precision():
-    sources = [file.read_text() for file in FILES]
+    sources = [file.read_text(encoding="utf-8") for file in FILES]
     assert not any("jax_enable_x64" in source for source in sources)
 
 

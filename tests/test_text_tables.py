@@ -26,7 +26,7 @@ def test_columns_stand_below_one_another():
     assert lines[0] == "part       score  most in"
 
 
-def test_those_of_answers_do():
+def test_columns_of_compared_answers_stand_below_one_another():
     parts = [{"name": one, "kind": "document", "score": 0.5} for one in ("市場", "市", "b")]
     about = {"question": "", "answer": "a", "cut": False, "foil": "", "given": None}
     about["method"] = "mask-path"

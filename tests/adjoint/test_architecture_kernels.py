@@ -1,7 +1,7 @@
 """Kernels, local operators, heads and cone mass of every architecture, by dense Jacobians."""
 
 import dataclasses
-from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -14,6 +14,7 @@ from reference.networks import WIDTH, layer_of, random_states
 
 import lim_jax as lim
 from lim_jax.adjoint import stages, tangent
+from lim_jax.adjoint.cone import Norm
 from lim_jax.adjoint.sites import attention_sites
 
 LENGTH = 7
@@ -31,15 +32,12 @@ TOGETHER = {
 }
 ALONE = [name for name in ARCHITECTURES if name not in TOGETHER]
 
-
-# Norms whose mass is asked of an architecture: of two one, by turns, and of those both whose
-# blocks are formed, or have all options.
-NORMS = {name: ("operator", "frobenius")[n % 2 :][:1] for n, name in enumerate(ALONE)}
-NORMS |= dict.fromkeys(("everything", "normed outputs"), ("operator", "frobenius"))
+# What NumPy calls each norm of a block.
+NORMS: dict[Norm, Any] = {"operator": 2, "frobenius": "fro"}
 
 
-@partial(jax.jit, static_argnames="norms")
-def linearised(field, x, covector, grid, norms):
+@jax.jit
+def linearised(field, x, covector, grid):
     """What `tangent` and `cone` make of a field at x, and its dense Jacobians."""
     attention = field.attention
 
@@ -59,7 +57,7 @@ def linearised(field, x, covector, grid, norms):
         "kernel": formed_blocks(attention, x, grid),
         "local": tangent.local_blocks(field, x, grid),
         "heads": stages.pull_back_heads(attention, x, covector, grid),
-    } | {norm: lim.adjoint.cone_mass(attention, x, grid, norm) for norm in norms}
+    } | {norm: lim.adjoint.cone_mass(attention, x, grid, norm) for norm in NORMS}
     dense = {
         "whole": jacobian_blocks(lambda x: field(x, x, grid), x),
         "heads": jax.lax.map(alone, attention.output[None] * np.eye(heads)[..., None, None]),
@@ -88,7 +86,7 @@ def test_every_architecture_has_the_kernel_of_its_jacobian(name):
     field = layer_of(architecture_flow(name, depth=1))
     x = random_states(2, LENGTH, WIDTH)
     covector = np.asarray(random_states(5, LENGTH, WIDTH))
-    of = linearised(field, x, covector, grid, NORMS[name])
+    of = linearised(field, x, covector, grid)
     derivatives, dense = jax.tree.map(np.asarray, of)
     blocks = dense["heads"].sum(axis=0)
     np.testing.assert_allclose(derivatives["kernel"], blocks, rtol=0, atol=1e-12)
@@ -99,8 +97,7 @@ def test_every_architecture_has_the_kernel_of_its_jacobian(name):
         matrix = dense_head.transpose(0, 2, 1, 3).reshape(LENGTH * WIDTH, -1)
         pulled = transposed(matrix, grid) @ covector.ravel()
         np.testing.assert_allclose(head.ravel(), pulled, rtol=1e-12, atol=1e-12)
-    for norm in NORMS[name]:
-        order = {"operator": 2, "frobenius": "fro"}[norm]
+    for norm, order in NORMS.items():
         sizes = np.linalg.norm(blocks, ord=order, axis=(2, 3))
         expected = (density_weights(grid) * sizes**2).sum(axis=0)
         np.testing.assert_allclose(derivatives[norm], expected, rtol=1e-12)

@@ -196,7 +196,7 @@ def test_a_field_of_ones_own_has_the_mass_of_its_blocks(grid_name, normalisation
 
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["operator", "frobenius"])
-def test_its_mass_differentiates_once(norm):
+def test_the_mass_of_a_field_of_ones_own_differentiates_once(norm):
     """Where blocks are zero too: before each position."""
     grid = lim.token_grid(LENGTH)
     x = random_states()

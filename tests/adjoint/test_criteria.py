@@ -204,6 +204,24 @@ def test_layers_move_regional_energies_within_their_bound():
     assert max(changes) > 0.01
 
 
+def test_the_bound_on_a_regions_energy_is_over_that_regions_own_size():
+    """Of points of a graded grid the three sizes are unequal; the layers change nothing."""
+    # `eq:regional-squared-energy-stability`.
+    grid = lim.graded_grid(7)
+    regions = lim.boundary_regions(grid, "2/5", "points")
+    nodes, weights = np.asarray(grid.nodes), np.asarray(grid.weights)
+    left, right = nodes < 2 / 5, nodes >= 3 / 5
+    sizes = np.array([weights[inside].sum() for inside in (left, ~left & ~right, right)])
+    generator = np.random.default_rng(0)
+    terminal = generator.standard_normal((3, 7, 2))
+    c = generator.uniform(0.1, 2, 3)
+    squares = (terminal**2).sum(axis=2) @ weights
+    expected = np.mean((2 * c + c**2) * squares) / sizes
+    still = jax.device_put(terminal)
+    bound = criteria.energy_stability(still, still, jax.device_put(c), regions).bound
+    np.testing.assert_allclose(bound, expected, rtol=1e-12)
+
+
 @pytest.mark.parametrize("shape", [(1, LENGTH, 4), (2, LENGTH, 1), (3, LENGTH, 4)])
 def test_covectors_of_other_shapes_are_no_pair(shape, as_users_run):
     """They would broadcast to energies that look right."""

@@ -107,6 +107,18 @@ def test_ties_neither_hold_nor_are_concluded():
             assert abs(even.roundings) < 1
 
 
+def test_the_rounding_of_a_conclusion_is_of_all_terms_on_both_its_sides():
+    """The half of the digits, of the boundary's energies, the middle's, and twice their pairs."""
+    regional = products((1, 2, 1), (3, 30, 2), (2, 1, 4), cross=-0.3)
+    sizes = np.array([4, 35, 7]) + 2 * 3 * 0.3
+    for certificate in (
+        deficits.exact_characterisation(regional),
+        deficits.double_deficit(regional, exact_bounds(regional)),
+    ):
+        expected = np.sqrt(np.finfo(float).eps) * (sizes[[0, 2]] + sizes[1])
+        np.testing.assert_allclose([one.rounding for one in certificate.measured], expected)
+
+
 def test_a_margin_beyond_rounding_is_no_tie():
     """A millionth more at both ends is seen in float64, and is a tie in float32."""
     for dtype, seen in ((np.float64, True), (np.float32, False)):

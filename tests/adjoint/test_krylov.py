@@ -32,7 +32,10 @@ def test_both_sides_hold_where_singular_values_cluster():
 
 
 def test_upper_sides_fail_no_more_often_than_they_say():
-    """Fifty singular values, evenly spread up to 1, by three steps: 2,000 random starts."""
+    """Fifty singular values, evenly spread up to 1, by three steps: 2,000 random starts.
+
+    A component of a random unit vector of n is below t with probability t sqrt(2n/pi) at most.
+    """
     matrix = jax.device_put(np.diag(np.linspace(1, 0, 50)))
     for failure in (0.4, 0.1):
         bounds = by_starts(matrix, random_states(1, 2000, 50), 3, failure)
@@ -42,15 +45,6 @@ def test_upper_sides_fail_no_more_often_than_they_say():
         reach = np.arccosh(np.sqrt(100 / np.pi) / failure)
         np.testing.assert_allclose(bounds.upper / bounds.attained, np.cosh(reach / 5), rtol=1e-12)
     assert (bounds.attained < 1).all()
-
-
-def test_the_probability_behind_the_bound_is_attained():
-    """A component of a random unit vector is less than t with probability near t sqrt(2n/pi)."""
-    starts = np.asarray(random_states(2, 40_000, 50))
-    first = np.abs(starts[:, 0]) / np.linalg.norm(starts, axis=1)
-    for t in (0.005, 0.02):
-        stated = t * np.sqrt(100 / np.pi)
-        assert 0.9 * stated < (first < t).mean() < stated + 3 * np.sqrt(stated / 40_000)
 
 
 def test_a_whole_krylov_space_gives_the_norm():

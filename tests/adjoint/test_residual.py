@@ -224,3 +224,11 @@ def test_generators_along_a_continuous_flow_are_bounded_at_every_time():
     exact = dense_norms(matrices, weights)
     np.testing.assert_allclose(norms.attained, exact, rtol=1e-9)
     assert (norms.upper >= norms.attained).all()
+
+
+def test_the_amplification_of_a_flow_is_of_its_largest_generator():
+    """e^(T Lambda) - 1, of each example at a time of its own, which is not the last."""
+    # `eq:adjoint-operator-bound`.
+    upper = jnp.array([[0.2, 0.7, 0.3], [0.5, 0.1, 0.4]])
+    norms = residual.GeneratorNorms(upper, upper, jnp.zeros((2, 3)), jnp.array([2.0, 3.0]))
+    np.testing.assert_allclose(norms.amplification, np.expm1([2 * 0.7, 3 * 0.5]), rtol=1e-14)

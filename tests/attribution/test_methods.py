@@ -316,7 +316,7 @@ def test_what_scores_fail_to_add_up_to_is_told(model, tmp_path, monkeypatch):
     )
     for one in (known, unknown):
         write_scores(one, "margin", tmp_path)
-        read = json.loads((tmp_path / "profile.json").read_text())
+        read = json.loads((tmp_path / "profile.json").read_text(encoding="utf-8"))
         assert read.get("given") == (None if one.total_effects is None else [3.0, 1.5])
 
 

@@ -273,7 +273,7 @@ def test_answers_are_read_where_both_folders_have_one(tmp_path):
     profile = tmp_path / "profile"
     profile.mkdir()
     assert read_answers(profile, profile) == []
-    (tmp_path / "answer.json").write_text("{}")
+    (tmp_path / "answer.json").write_text("{}", encoding="utf-8")
     for folders, name in (((tmp_path, profile), "second"), ((profile, tmp_path), "first")):
         with pytest.raises(ValueError, match=f"{name}: got .*profile, which has no answer.json"):
             read_answers(*folders)

@@ -317,7 +317,7 @@ def test_lines_in_several_orders_are_numbered_by_the_first_of_each(monkeypatch, 
     rows = rows_of(tmp_path / "profile.csv")
     # Of energies 2, 1 and 1 the density is three times the share.
     np.testing.assert_allclose([float(row["density"]) for row in rows], [1.5, 0.75, 0.75])
-    document = json.loads((tmp_path / "profile.json").read_text())
+    document = json.loads((tmp_path / "profile.json").read_text(encoding="utf-8"))
     assert [part["name"] for part in document["records"]] == ["A", "B", ""]
 
 

@@ -26,7 +26,7 @@ def tensors():
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "config.json").write_text(CONFIG)
+    (tmp_path / "config.json").write_text(CONFIG, encoding="utf-8")
     save_file(tensors(), tmp_path / WHOLE)
     return tmp_path
 
@@ -41,7 +41,9 @@ def shard(folder, weight_map):
 
 
 def write_index(folder, weight_map):
-    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / INDEX).write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map}), encoding="utf-8"
+    )
 
 
 def read_all(folder):
@@ -170,20 +172,23 @@ BROKEN = {
         "d: got NaN or infinite weights",
     ),
     "a configuration that is no object": (
-        lambda f: (f / "config.json").write_text("[1]"), "config.json: got list",
+        lambda f: (f / "config.json").write_text("[1]", encoding="utf-8"), "config.json: got list",
     ),
     "a configuration that is no JSON": (
-        lambda f: (f / "config.json").write_text("{"), "config.json: got no JSON",
+        lambda f: (f / "config.json").write_text("{", encoding="utf-8"), "config.json: got no JSON",
     ),
     "an option twice": (
-        lambda f: (f / "config.json").write_text('{"n_embd": 4, "n_embd": 8}'), "'n_embd' twice",
+        lambda f: (f / "config.json").write_text('{"n_embd": 4, "n_embd": 8}', "utf-8"),
+        "'n_embd' twice",
     ),
     "an index that leaves the folder": (
         lambda f: write_index(f, {"a": "../model.safetensors"}),
         "got the file '../model.safetensors'",
     ),
     "an index of pickles": (lambda f: write_index(f, {"a": "pytorch_model.bin"}), "got the file"),
-    "an index without a map": (lambda f: (f / INDEX).write_text("{}"), "weight_map = None"),
+    "an index without a map": (
+        lambda f: (f / INDEX).write_text("{}", "utf-8"), "weight_map = None",
+    ),
     "an index of other tensors": (
         lambda f: write_index(f, {"a": WHOLE, "z": WHOLE}), "in one of index and model.safetensors",
     ),

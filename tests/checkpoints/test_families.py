@@ -21,7 +21,7 @@ from lim_jax.checkpoints import placement
 from lim_jax.checkpoints.families.family_table import FAMILIES
 from lim_jax.network.layer_kinds import kinds_of
 
-RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())
+RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text(encoding="utf-8"))
 WRITE = runpy.run_path(str(ROOT / "benchmarks" / "random_weights.py"))["write"]
 IDS = np.array(RECORD["ids"])
 BOUND = 1e-13
@@ -113,7 +113,7 @@ def test_options_of_states_that_are_left_out_are_the_publishers(tmp_path, name, 
     expected = models.load(folder)
     less = {option: of for option, of in network["config"].items() if option not in left_out}
     assert len(less) == len(network["config"]) - len(left_out)
-    (folder / "config.json").write_text(json.dumps(less))
+    (folder / "config.json").write_text(json.dumps(less), encoding="utf-8")
     assert eqx.tree_equal(models.load(folder), expected)
 
 

@@ -28,9 +28,11 @@ def snapshot(tmp_path, monkeypatch):
     repository = tmp_path / "hub" / "models--someone--small-model_1.5"
     for folder in ("refs", "snapshots/older", "snapshots/newer"):
         (repository / folder).mkdir(parents=True)
-    (repository / "refs" / "main").write_text("newer")
+    (repository / "refs" / "main").write_text("newer", encoding="utf-8")
     older = publishers.CONFIGS["llama"] | {"rms_norm_eps": 0.5}
-    (repository / "snapshots" / "older" / "config.json").write_text(json.dumps(older))
+    (repository / "snapshots" / "older" / "config.json").write_text(
+        json.dumps(older), encoding="utf-8"
+    )
     return publishers.write(repository / "snapshots" / "newer", publishers.CONFIGS["llama"])
 
 
@@ -48,7 +50,7 @@ def test_a_name_is_the_folder_in_the_cache(snapshot):
 def test_a_revision_follows_the_name(snapshot):
     """A branch or a tag, whose commit `refs` names, or the commit itself."""
     older = snapshot.parent / "older"
-    (snapshot.parents[1] / "refs" / "v1").write_text("older")
+    (snapshot.parents[1] / "refs" / "v1").write_text("older", encoding="utf-8")
     folders = {"main": snapshot, "newer": snapshot, "v1": older, "older": older}
     for revision, folder in folders.items():
         assert model_path(f"{NAME}@{revision}") == folder
@@ -64,9 +66,9 @@ def test_the_revisions_that_are_in_the_cache_are_named(snapshot):
     for commit in commits:
         (snapshot.parent / commit).mkdir(parents=True)
     for commit in commits[:2]:  # of the third nothing came
-        (snapshot.parent / commit / "config.json").write_text("{}")
+        (snapshot.parent / commit / "config.json").write_text("{}", encoding="utf-8")
     (repository / "refs" / "main").unlink()
-    (repository / "refs" / "v1").write_text(commits[0])
+    (repository / "refs" / "v1").write_text(commits[0], encoding="utf-8")
     kept = f"{commits[1]}, v1"
     for asked in (NAME, f"{NAME}@v2"):
         with pytest.raises(

@@ -51,7 +51,7 @@ def write(folder, renamed=older, config=None, images="", more=(), without=()):
         del arrays[name]
     save_file(arrays, folder / WHOLE)
     config = OUTER | {"text_config": TEXT} | (config or {})
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 
@@ -108,7 +108,7 @@ def test_what_the_text_does_not_say_is_its_publishers(tmp_path, family):
     cases = (PUBLISHED | older, {}), (PUBLISHED | said, {"num_attention_heads": 3})
     for inner, expected in cases:
         config = {"model_type": family, "text_config": inner}
-        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
         part = text_part(open_checkpoint(tmp_path))
         assert part.config == PUBLISHED | MEANT[family] | expected
 
@@ -116,7 +116,7 @@ def test_what_the_text_does_not_say_is_its_publishers(tmp_path, family):
 def test_sizes_of_a_text_in_llava_are_by_default_its_familys(tmp_path):
     write(tmp_path)
     config = {"model_type": "llava", "text_config": {"model_type": "mistral", "hidden_size": 8}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     text_config = text_part(open_checkpoint(tmp_path)).config
     assert (text_config["num_key_value_heads"], text_config["intermediate_size"]) == (8, 14_336)
     assert (text_config["model_type"], text_config["hidden_size"]) == ("mistral", 8)
@@ -138,7 +138,7 @@ def test_experts_lie_either_way_round(tmp_path):
         turned = {name: array.swapaxes(1, 2).copy() for name, array in arrays.items()}
         for stored in (arrays, turned):
             save_file(stored, tmp_path / WHOLE)
-            (tmp_path / "config.json").write_text("{}")
+            (tmp_path / "config.json").write_text("{}", encoding="utf-8")
             read = Reader(open_checkpoint(tmp_path), "float32")
             experts = reader.read(read, "mlp", reader, recipe_of(config))
             both = np.concatenate([experts["gate"], experts["up"]], axis=1)
@@ -154,7 +154,7 @@ def test_options_and_tensors_of_text_may_stand_among_those_of_images(tmp_path):
     told = {"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"]}
     images = {"image_token_id": 5, "vision_start_token_id": 6, "vision_config": {"depth": 1}}
     text = PUBLISHED | {"rope_scaling": {"type": "mrope", "mrope_section": [1]}, "logit_scale": 2}
-    (tmp_path / "config.json").write_text(json.dumps(told | images | text))
+    (tmp_path / "config.json").write_text(json.dumps(told | images | text), encoding="utf-8")
     part = text_part(open_checkpoint(tmp_path))
     assert part.config == text | {"model_type": "qwen2_5_vl_text", "tie_word_embeddings": False}
     assert part.aliases == {name: name for name in arrays}

@@ -18,7 +18,7 @@ def test_two_families_are_those_of_transformers_in_logits_influence_blocks_and_c
     options = ("--precisions", "float32", "--results", results)
     done = run_python(script, "gpt_neox", "llama, 3", *options, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = json.loads(results.read_text())["rows"]
+    rows = json.loads(results.read_text(encoding="utf-8"))["rows"]
     names = ["gpt_neox", "gpt_neox, serial", "llama, 3"]  # a family's name asks for all of it
     assert [row.pop("configuration") for row in rows] == names
     for row in rows:

@@ -25,7 +25,7 @@ from lim_jax.models import causal
 from lim_jax.network import RingAttention
 from lim_jax.weights import FetchedLayers, FetchedRows, HalfLayers, HalfRows
 
-RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())
+RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text(encoding="utf-8"))
 WRITE = runpy.run_path(str(ROOT / "benchmarks" / "random_weights.py"))["write"]
 IDS = np.array(RECORD["ids"])
 FILE = "model.safetensors"

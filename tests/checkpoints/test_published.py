@@ -15,7 +15,7 @@ from lim_jax.checkpoints.families.family_table import recipe_of
 from lim_jax.checkpoints.options import refuse_other_architectures
 from lim_jax.models.causal import open_files
 
-CONFIGS = json.loads((Path(__file__).parent / "published.json").read_text())
+CONFIGS = json.loads((Path(__file__).parent / "published.json").read_text(encoding="utf-8"))
 TINY = runpy.run_path(str(ROOT / "benchmarks" / "tiny.py"))["tiny"]
 # Of those that are not read, by how their names begin, the words of the reason.
 REFUSED = {
@@ -52,7 +52,7 @@ class Zeros(Checkpoint):
 
 def read(folder, config):
     """The parts of a network of these options."""
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file({"lm_head.weight": np.zeros(2, np.float32)}, folder / "model.safetensors")
     source = open_files(folder)
     recipe = recipe_of(source.config)

@@ -27,7 +27,7 @@ MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.embed_tokens
 
 def write(folder, arrays, stated, config=None):
     config = {"model_type": "qwen3"} | (config or {}) | {"quantization_config": stated}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file(arrays, folder / WHOLE)
     return folder
 
@@ -382,7 +382,7 @@ def test_numbers_are_what_a_publishers_scales_make_of_them(tmp_path, monkeypatch
 
 def test_mlx_says_it_under_a_name_of_its_own(tmp_path):
     stated, arrays, expected = STORED["MLX"]
-    (tmp_path / "config.json").write_text(json.dumps({"quantization": stated}))
+    (tmp_path / "config.json").write_text(json.dumps({"quantization": stated}), encoding="utf-8")
     save_file(arrays, tmp_path / WHOLE)
     tensor = open_checkpoint(tmp_path).read("w.weight", expected.shape, "float64")
     np.testing.assert_array_equal(tensor, expected)
@@ -413,10 +413,10 @@ def test_a_network_of_whole_numbers_is_that_of_its_products(tmp_path):
 
 def test_modelopts_own_file_says_it_too(tmp_path):
     stated, arrays, expected = STORED["NVFP4"]
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     save_file(arrays, tmp_path / WHOLE)
     said = {"producer": {}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
-    (tmp_path / "hf_quant_config.json").write_text(json.dumps(said))
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(said), encoding="utf-8")
     tensor = open_checkpoint(tmp_path).read("w.weight", expected.shape, "float64")
     np.testing.assert_array_equal(tensor, expected)
 
@@ -447,7 +447,9 @@ UNREAD = {
 
 def test_published_schemes_are_read_or_refused_by_name():
     schemes = set()
-    for name, config in json.loads((Path(__file__).parent / "published.json").read_text()).items():
+    for name, config in json.loads(
+        (Path(__file__).parent / "published.json").read_text(encoding="utf-8")
+    ).items():
         stated = {**config, **config.get("text_config", {})}.get("quantization_config")
         stated = config.get("quantization_config", stated)
         if name in UNREAD:
@@ -577,7 +579,7 @@ def test_other_schemes_are_refused_by_name(tmp_path, case):
 
 
 def test_adapters_are_refused_by_name(tmp_path):
-    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_config.json").write_text("{}", encoding="utf-8")
     for door in (models.load, models.LanguageModel.from_pretrained):
         with pytest.raises(ValueError, match="an adapter .*Merge it"):
             door(tmp_path)

@@ -61,7 +61,7 @@ def published(folder, cut):
         "decoder": bytewise, "model": model,
     }  # fmt: skip
     folder.mkdir(exist_ok=True)
-    (folder / "tokenizer.json").write_text(json.dumps(whole))
+    (folder / "tokenizer.json").write_text(json.dumps(whole), encoding="utf-8")
     return folder
 
 
@@ -82,7 +82,7 @@ def test_a_files_own_vocabulary_reads_as_the_publishers(tmp_path, cut):
     assert ("19" in made.encode("1999").tokens) == (cut == "gpt-2")
 
 
-PIECES = json.loads((Path(__file__).parent / "pieces.json").read_text())
+PIECES = json.loads((Path(__file__).parent / "pieces.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("cut", PIECES["pieces"])
@@ -256,7 +256,7 @@ def test_a_tokenizer_beside_a_file_goes_first(tmp_path):
 
 def test_a_publishers_own_length_neither_cuts_nor_fills_up(tmp_path):
     file = published(tmp_path, "gpt-2") / "tokenizer.json"
-    kept = json.loads(file.read_text()) | {
+    kept = json.loads(file.read_text(encoding="utf-8")) | {
         "truncation": {
             "direction": "Right",
             "max_length": 3,
@@ -272,7 +272,7 @@ def test_a_publishers_own_length_neither_cuts_nor_fills_up(tmp_path):
             "pad_token": "<|end|>",
         },
     }
-    file.write_text(json.dumps(kept))
+    file.write_text(json.dumps(kept), encoding="utf-8")
     tokenizer = read_tokenizer(tmp_path, {})
     assert tokenizer.encode("the an the an").tokens == ["the", "Ġ", "an", "Ġthe", "Ġ", "an"]
     assert tokenizer.encode("the").tokens == ["the"]
@@ -291,6 +291,6 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
         of_gguf(write(tmp_path / "model.gguf", merges=["x unknown"]))
     with pytest.raises(ValueError, match="tokenizer: got no file .*tokenizer.json"):
         read_tokenizer(tmp_path, {})
-    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ValueError, match="json, which is broken .*expected a tokenizer.json"):
         read_tokenizer(tmp_path, {})

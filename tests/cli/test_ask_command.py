@@ -53,7 +53,7 @@ def documents(tmp_path):
     path = tmp_path / "documents"
     path.mkdir()
     for name, text in DOCUMENTS.items():
-        (path / name).write_text(text)
+        (path / name).write_text(text, encoding="utf-8")
     (path / "inside").mkdir()
     return path
 
@@ -98,7 +98,7 @@ def test_an_answer_of_the_models_own_and_what_each_document_holds(
 
     gradient = jax.jit(jax.grad(margins))(model.embed(jax.device_put(row[:-1])))
     expected = shares(np.asarray((gradient**2).sum(axis=1)))
-    document = json.loads((out / "answer.json").read_text())
+    document = json.loads((out / "answer.json").read_text(encoding="utf-8"))
     assert document["question"] == "bc" and document["foil"] == ""
     assert document["answer"] == " ".join(LETTERS[one] for one in answer)
     assert document["cut"] is True  # no id of this model ends an answer
@@ -149,7 +149,7 @@ def test_why_an_answer_and_not_a_foil(folder, documents, tmp_path, undrawn, caps
 
     gradient = jax.jit(jax.grad(odds))(model.embed(jax.device_put(np.array(prompt))))
     expected = shares(np.asarray((gradient**2).sum(axis=1)))
-    document = json.loads((out / "answer.json").read_text())
+    document = json.loads((out / "answer.json").read_text(encoding="utf-8"))
     assert (document["answer"], document["cut"], document["foil"]) == ("k a b", False, "f")
     held = {part["name"]: part["score"] for part in document["parts"]}
     assert held == pytest.approx(expected, rel=1e-3)
@@ -170,7 +170,7 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
     )
     model = models.LanguageModel.from_pretrained(folder, "float64")
     answer = ask(model, "bc", documents, answer="ab", method="mask-gradient")
-    document = json.loads((out / "answer.json").read_text())
+    document = json.loads((out / "answer.json").read_text(encoding="utf-8"))
     assert (document["method"], document["answer"]) == ("mask-gradient", answer.text)
     assert document.keys() == answer.record().keys()
     names = [part["name"] for part in document["parts"]]
@@ -198,7 +198,7 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
     np.testing.assert_allclose(part.score, slope, rtol=1e-6)
     other = next(one for one in answer.parts if one.name == "second")
     assert part.of_documents == part.score / (abs(part.score) + abs(other.score))
-    with (out / "scores.csv").open(newline="") as file:
+    with (out / "scores.csv").open(newline="", encoding="utf-8") as file:
         scores = [float(row["score"]) for row in csv.DictReader(file)]
     np.testing.assert_allclose(scores, np.asarray(answer.tokens), rtol=2e-3, atol=1e-6)
     with (out / "matrix.csv").open(newline="", encoding="utf-8") as file:
@@ -315,7 +315,7 @@ def test_a_method_of_a_users_goes_down_to_the_page(
     commands: Any = ask_command, profile_command
     options = {"method": "mine", "answer": "ab", "document_parts": "documents"}
     assert commands[0].ask(folder, "bc", documents, **options, out=out) == 0
-    parts = json.loads((out / "answer.json").read_text())["parts"]
+    parts = json.loads((out / "answer.json").read_text(encoding="utf-8"))["parts"]
     by_name = {part["name"]: part["score"] for part in parts}
     assert by_name == pytest.approx(expected, rel=1e-3)
     written = (out / "answer.html").read_text("utf-8")
@@ -325,7 +325,9 @@ def test_a_method_of_a_users_goes_down_to_the_page(
     texts = {"first": "abcabd", "second": "hgjh"}
     read = [{"title": title, "text": text} for title, text in texts.items()]
     data = tmp_path / "data.jsonl"
-    data.write_text(json.dumps({"documents": read, "question": "bc", "answer": "ab"}))
+    data.write_text(
+        json.dumps({"documents": read, "question": "bc", "answer": "ab"}), encoding="utf-8"
+    )
     profiled = tmp_path / "profiled"
     assert commands[1].profile(folder, data, loss="margin", method="mine", out=profiled) == 0
     with (profiled / "records.csv").open(newline="", encoding="utf-8") as file:
@@ -380,7 +382,7 @@ def chatting(folder, tmp_path):
     chatting.mkdir()
     for file in folder.iterdir():
         (chatting / file.name).symlink_to(file)
-    (chatting / "chat_template.jinja").write_text(CHATML)
+    (chatting / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
     return chatting
 
 

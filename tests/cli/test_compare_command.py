@@ -52,7 +52,7 @@ def folders(tmp_path):
 
 
 def table(path):
-    return list(csv.DictReader(path.read_text().splitlines()))
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
 
 
 def column(rows, name):
@@ -101,7 +101,7 @@ def compared(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(printed):
         patched.setattr(Figure, "savefig", savefig)
         assert main(["compare", str(folder / "A"), str(folder / "B"), "--out", str(out)]) == 0
-    document = json.loads((out / "compare.json").read_text())
+    document = json.loads((out / "compare.json").read_text(encoding="utf-8"))
     rows = table(out / "compare.csv")
     return Compared(rows, document, printed.getvalue().splitlines(), figures)
 
@@ -188,7 +188,9 @@ def test_the_difference_is_drawn_below_the_densities_within_two_errors(compared)
 
 
 def test_records_are_compared_where_both_have_them(folders, monkeypatch, capsys):
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.write_text(path.name))
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, path: path.write_text(path.name, encoding="utf-8")
+    )
     out = folders / "C"
     assert main(["compare", str(folders / "A"), str(folders / "B"), "--out", str(out)]) == 0
     (row,) = table(out / "records.csv")
@@ -205,7 +207,7 @@ def test_records_are_compared_where_both_have_them(folders, monkeypatch, capsys)
     assert numbers["error"] == pytest.approx(np.sqrt(variance), rel=1e-3)
     for name, share in zip(("first_error", "second_error"), shares, strict=True):
         assert numbers[name] == pytest.approx(share.std(ddof=1) / np.sqrt(5), rel=1e-3)
-    (record,) = json.loads((out / "compare.json").read_text())["records"]
+    (record,) = json.loads((out / "compare.json").read_text(encoding="utf-8"))["records"]
     assert record == {"name": "key", **numbers}
     points = 100 * abs(numbers["difference"])
     said = f"Of the records, “key” changed most: B gives it {points:.1f} ±"
@@ -213,7 +215,9 @@ def test_records_are_compared_where_both_have_them(folders, monkeypatch, capsys)
 
 
 def test_one_context_of_each_has_no_error_and_none_in_both_is_said(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.write_text(path.name))
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, path: path.write_text(path.name, encoding="utf-8")
+    )
     for name, rows in zip(("x/same", "y/same"), ROWS, strict=True):
         kept = MeasuredContexts([name], [rows[0]], [0], {}, 0.25)
         results.save(kept, tmp_path / name / "contexts.npz")
@@ -222,7 +226,7 @@ def test_one_context_of_each_has_no_error_and_none_in_both_is_said(tmp_path, mon
     printed = capsys.readouterr().out
     assert f"{arguments[1]} minus {arguments[0]}: 1 and 1 contexts, none in both" in printed
     assert "which has no error" in printed and "inf" not in printed and "queried" not in printed
-    document = json.loads((tmp_path / "C" / "compare.json").read_text())
+    document = json.loads((tmp_path / "C" / "compare.json").read_text(encoding="utf-8"))
     assert document["influence"]["difference"]["total_error"] is None
     assert "influence_without_queries" not in document and document["records"] == []
 
@@ -260,7 +264,9 @@ class Frames(HTMLParser):
 def test_the_page_has_the_table_and_the_figures_and_both_pages_where_they_are(
     folders, monkeypatch, capsys
 ):
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.write_text(path.name))
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, path: path.write_text(path.name, encoding="utf-8")
+    )
     pages = ['<p class="a">A & "one"</p><script>1 < 2</script>', "<p>ß {x}</p>"]
     arguments = [str(folders / "A"), str(folders / "B"), "--out", str(folders / "C")]
     for name, page in zip("AB", pages, strict=True):
@@ -269,7 +275,7 @@ def test_the_page_has_the_table_and_the_figures_and_both_pages_where_they_are(
         written = (folders / "C" / "compare.html").read_text("utf-8")
         assert Frames(written).held == (pages if name == "B" else [])
     frames = Frames((folders / "C" / "compare.html").read_text("utf-8"))
-    document = json.loads((folders / "C" / "compare.json").read_text())
+    document = json.loads((folders / "C" / "compare.json").read_text(encoding="utf-8"))
     _, *said = frames.told["p"]
     assert said == document["finding"].splitlines()
     assert frames.pictures == ["influence.svg", "influence_without_queries.svg"]
@@ -300,8 +306,8 @@ def answers(folder, **changed):
                   "method": "mask-gradient", "given": 2.0, "parts": parts}  # fmt: skip
         (folder / name).mkdir(exist_ok=True)
         record |= changed if name == "C" else {}
-        (folder / name / "answer.json").write_text(json.dumps(record))
-        (folder / name / "answer.html").write_text(f"<p>{name}</p>")
+        (folder / name / "answer.json").write_text(json.dumps(record), encoding="utf-8")
+        (folder / name / "answer.html").write_text(f"<p>{name}</p>", encoding="utf-8")
     return ["compare", *(str(folder / name) for name in SCORES), "--out", str(folder / "out")]
 
 
@@ -324,7 +330,7 @@ def test_two_answers_are_shown_with_the_scores_of_each_part(tmp_path, capsys):
         "the rest, in no part  -0.500  +0.250      +0.750",
     ]
     assert printed[:-1] == expected
-    document = json.loads((out / "compare.json").read_text())
+    document = json.loads((out / "compare.json").read_text(encoding="utf-8"))
     assert document["finding"].splitlines() == expected[1:7]
     assert document["second"] == {
         "name": "C",
@@ -385,7 +391,7 @@ def test_scores_that_are_not_of_one_kind_are_not_compared(tmp_path, changed, mes
 @pytest.mark.parametrize("text", ["{", "[]", '{"answer": "a"}'])
 def test_files_that_ask_did_not_write_are_refused(tmp_path, text):
     arguments = answers(tmp_path)
-    (tmp_path / "B" / "answer.json").write_text(text)
+    (tmp_path / "B" / "answer.json").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match="first: got .*answer.json, which is damaged or of anot"):
         main(arguments)
 
@@ -393,7 +399,9 @@ def test_files_that_ask_did_not_write_are_refused(tmp_path, text):
 def test_a_run_that_is_not_finished_is_not_compared(folders):
     """What an earlier one wrote may still be in its folder."""
     record = folders / "B" / "run.json"
-    record.write_text('{"command": "profile", "arguments": {}, "unfinished": {"written": []}}')
+    record.write_text(
+        '{"command": "profile", "arguments": {}, "unfinished": {"written": []}}', encoding="utf-8"
+    )
     with pytest.raises(ValueError, match="second: got .*B, whose run is not finished"):
         main(["compare", str(folders / "A"), str(folders / "B"), "--out", str(folders / "C")])
 
@@ -404,7 +412,7 @@ def test_a_run_that_is_not_finished_is_not_compared(folders):
 def test_that_two_losses_were_asked_is_said(losses, is_said, folders, monkeypatch, capsys):
     for name, loss in zip("AB", losses, strict=False):
         record = {"arguments": {"loss": loss}, "finished": {"written": []}}
-        (folders / name / "run.json").write_text(json.dumps(record))
+        (folders / name / "run.json").write_text(json.dumps(record), encoding="utf-8")
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
     main(["compare", str(folders / "A"), str(folders / "B"), "--out", str(folders / "C")])
     said = "They ask by --loss answer and --loss margin, so that influences have other units."

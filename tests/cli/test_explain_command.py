@@ -53,7 +53,7 @@ def written(path, rows):
     """Of text, or JSON lines."""
     texts = [spelt(row) for row in rows]
     lines = [json.dumps({"text": text}) for text in texts]
-    path.write_text("\n".join(lines) if path.suffix else texts[0])
+    path.write_text("\n".join(lines) if path.suffix else texts[0], encoding="utf-8")
     return path
 
 
@@ -69,7 +69,7 @@ class Explained(NamedTuple):
 
     @property
     def record(self):
-        return json.loads((self.out / "explanation.json").read_text())
+        return json.loads((self.out / "explanation.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,9 @@ def test_certificates_that_cannot_decide_are_named(explained):
 @pytest.mark.slow
 def test_the_table_has_the_records_numbers_by_position(explained):
     record = explained.record
-    names, *rows = csv.reader((explained.out / "explanation.csv").read_text().splitlines())
+    names, *rows = csv.reader(
+        (explained.out / "explanation.csv").read_text(encoding="utf-8").splitlines()
+    )
     assert names[:4] == ["position", "density", "error", "residual energy"]
     columns = np.array(rows, float).T
     np.testing.assert_allclose(columns[0], np.arange(1, 13) / 12, rtol=1e-6)
@@ -187,7 +189,9 @@ def test_six_figures_are_written_in_two_formats(explained):
 @pytest.mark.slow
 def test_the_cone_mass_is_that_of_the_texts_contexts(explained):
     """Which the text's ids are cut into."""
-    ids = np.array([ord(letter) - ord("a") for letter in explained.text.read_text()])
+    ids = np.array(
+        [ord(letter) - ord("a") for letter in explained.text.read_text(encoding="utf-8")]
+    )
     windows, regions, mass = explained.averaged
     cuts = [ids[at : at + 13].tolist() for at in (0, 12, 24)]
     assert sorted(np.asarray(windows).tolist()) == sorted(cuts) and regions.delta == Fraction("0.2")
@@ -234,7 +238,7 @@ def test_what_is_explained_is_the_answer_with_its_named_parts(monkeypatch, folde
         for row in rows
     ]
     data = tmp_path / "data.jsonl"
-    data.write_text("\n".join(map(json.dumps, lines)))
+    data.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     reached: list = []
     by_head: list = []
 
@@ -324,7 +328,8 @@ def test_a_page_shows_the_first_contexts_token_by_token(monkeypatch, tmp_path):
     )
     explain_output.write_explained_page(explanation, asked, read, model, "Why?", tmp_path)
     ((shown, accounts, texts, options),) = written
-    assert (tmp_path / "explanation.html").read_text() == "<p>the page</p>" and shown is influence
+    page = (tmp_path / "explanation.html").read_text(encoding="utf-8")
+    assert page == "<p>the page</p>" and shown is influence
     assert options.pop("names") == [f"context {number}" for number in range(5)]
     assert options == {
         "title": "Why?",
@@ -374,7 +379,7 @@ def test_where_a_line_has_no_answer_the_models_own_is_explained(
 ):
     data = tmp_path / "data.jsonl"
     held = []
-    data.write_text(json.dumps({"prompt": spelt([3, 1, 4, 1, 5])}) + "\n")
+    data.write_text(json.dumps({"prompt": spelt([3, 1, 4, 1, 5])}) + "\n", encoding="utf-8")
 
     def explain(model, windows, *rest, **options):
         raise Reached(windows)
@@ -401,7 +406,9 @@ def test_where_a_line_has_no_answer_the_models_own_is_explained(
 
 def test_only_lines_that_are_chosen_are_answered(monkeypatch, folder, tmp_path):
     data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps({"prompt": spelt([n, 1, 4])}) + "\n" for n in range(9)))
+    data.write_text(
+        "".join(json.dumps({"prompt": spelt([n, 1, 4])}) + "\n" for n in range(9)), encoding="utf-8"
+    )
     answered = []
 
     def explain(model, windows, *rest, **options):

@@ -27,15 +27,15 @@ ARGUMENTS = {"delta": 0.2, "only": ("loss", "cone"), "data": None}
 def run(out, *, overwrite=False, **changed):
     """Says what it found unfinished."""
     with run_folder(out, "rates", {**ARGUMENTS, **changed}, overwrite=overwrite) as place:
-        (place / "result.json").write_text("found")
+        (place / "result.json").write_text("found", encoding="utf-8")
         return [path.name for path in place.glob("unfinished/*")]
 
 
 def test_a_folder_says_what_was_run(tmp_path):
     data = tmp_path / "data.txt"
-    data.write_text("four")
+    data.write_text("four", encoding="utf-8")
     run(tmp_path / "new" / "folder", data=data)
-    record = json.loads((tmp_path / "new" / "folder" / "run.json").read_text())
+    record = json.loads((tmp_path / "new" / "folder" / "run.json").read_text(encoding="utf-8"))
     assert record["command"] == "rates"
     assert record["arguments"] == {"delta": 0.2, "only": ["loss", "cone"], "data": str(data)}
     source = record["versions"].pop("source")
@@ -63,9 +63,9 @@ def test_the_same_run_is_taken_up_and_another_refused_by_what_differs(tmp_path):
     interrupted()
     with pytest.raises(ValueError, match=r"out: .*\(arguments.delta: 0.2 there, 0.3 here\)"):
         run(out, delta=0.3)
-    assert json.loads((out / "run.json").read_text())["arguments"]["delta"] == 0.2
+    assert json.loads((out / "run.json").read_text(encoding="utf-8"))["arguments"]["delta"] == 0.2
     assert run(out, delta=0.3, overwrite=True) == []
-    assert json.loads((out / "run.json").read_text())["arguments"]["delta"] == 0.3
+    assert json.loads((out / "run.json").read_text(encoding="utf-8"))["arguments"]["delta"] == 0.3
     assert not (out / "unfinished").exists() and (out / "result.json").exists()
 
 
@@ -81,9 +81,9 @@ def test_a_file_that_changed_makes_another_run(large, tmp_path, monkeypatch):
     (data / "inside").mkdir(parents=True)
     (data / ".git").mkdir()
     for name in ("a", "inside/b"):
-        (data / name).write_text("four")
+        (data / name).write_text("four", encoding="utf-8")
     run(out, data=data)
-    (data / ".git" / "log").write_text("more")
+    (data / ".git" / "log").write_text("more", encoding="utf-8")
     (data / "gone").symlink_to("nowhere")
     run(out, data=data)
 
@@ -96,15 +96,15 @@ def test_a_file_that_changed_makes_another_run(large, tmp_path, monkeypatch):
     if large:
         os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
     else:
-        changed.write_text("five")
+        changed.write_text("five", encoding="utf-8")
         os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
     refused()
-    changed.write_text("four")
+    changed.write_text("four", encoding="utf-8")
     os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
     run(out, data=data)
     changed.rename(data / "inside" / "c")
     refused()
-    (data / "a").write_text("longer")
+    (data / "a").write_text("longer", encoding="utf-8")
     refused()
     copy = shutil.copytree(data, tmp_path / "copy", symlinks=True)
     with pytest.raises(ValueError, match=r"run \(arguments.data: \S+data there, \S+copy here\), "):
@@ -120,7 +120,7 @@ def test_a_run_that_is_finished_is_printed_again(tmp_path, capsys, monkeypatch):
         with run_folder(out, "rates", {**ARGUMENTS, **changed}) as place:
             tqdm.write("Measuring ∇.")
             assert not done(ARGUMENTS), "not while it runs"
-            (place / "result.json").write_text("found")
+            (place / "result.json").write_text("found", encoding="utf-8")
             print("Found.", flush=True)
         return capsys.readouterr().out
 
@@ -142,7 +142,7 @@ def test_a_run_that_is_finished_is_printed_again(tmp_path, capsys, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(runs, "version", lambda name: "9.9")
         assert not done(ARGUMENTS)
-    (out / "run.json").write_text("[1, 2]")
+    (out / "run.json").write_text("[1, 2]", encoding="utf-8")
     assert not done(ARGUMENTS)
 
 
@@ -188,14 +188,14 @@ def test_a_run_over_another_takes_away_what_that_one_wrote_and_nothing_else(tmp_
     def over(command, *files, error=None):
         with run_folder(out, command, {}, overwrite=True) as place:
             for file in files:
-                (place / file).write_text(command)
+                (place / file).write_text(command, encoding="utf-8")
             if error is not None:
                 raise error
 
     out.mkdir()
-    (out / "mine").write_text("before")
+    (out / "mine").write_text("before", encoding="utf-8")
     over("profile", "profile.json", "scores.csv")
-    (out / "notes").write_text("after")
+    (out / "notes").write_text("after", encoding="utf-8")
     with pytest.raises(ValueError):
         over("ask", error=ValueError)
     with pytest.raises(ValueError):
@@ -206,7 +206,7 @@ def test_a_run_over_another_takes_away_what_that_one_wrote_and_nothing_else(tmp_
     over("ask", "matrix.csv")
     assert names() == {"mine", "notes", "matrix.csv"}
     outside.touch()
-    (out / "run.json").write_text('{"finished": {"written": ["../outside"]}}')
+    (out / "run.json").write_text('{"finished": {"written": ["../outside"]}}', encoding="utf-8")
     over("ask", "matrix.csv")
     assert outside.exists(), "no file outside of the folder is one that a run wrote"
 
@@ -215,9 +215,11 @@ def test_a_run_over_another_that_is_interrupted_goes_on_and_takes_that_ones_file
     def stopped(command, *files, error=None, overwrite=False):
         with run_folder(tmp_path, command, {}, overwrite=overwrite) as place:
             for file in files:
-                (place / file).write_text(command)
+                (place / file).write_text(command, encoding="utf-8")
             if not overwrite:
-                (tmp_path / "notes.txt").write_text("mine")  # meanwhile, by nobody of ours
+                (tmp_path / "notes.txt").write_text(
+                    "mine", encoding="utf-8"
+                )  # meanwhile, by nobody of ours
             if error is not None:
                 raise error
 
@@ -244,7 +246,7 @@ def test_a_folder_of_unfinished_things_of_others_is_not_written_over(tmp_path):
 def test_a_text_in_place_of_a_path_is_no_file(tmp_path):
     """As where documents are given in words: a name so long the system refuses to look for."""
     run(tmp_path / "out", data=Path(300 * "word "))
-    assert json.loads((tmp_path / "out" / "run.json").read_text())["read"] == {}
+    assert json.loads((tmp_path / "out" / "run.json").read_text(encoding="utf-8"))["read"] == {}
     with pytest.raises(ValueError, match="documents: got word .*which is no file and no folder"):
         read_documents(300 * "word ")
     with pytest.raises(ValueError, match="data: got word .*which is no file"):
@@ -264,10 +266,10 @@ def test_a_text_in_place_of_a_path_is_no_file(tmp_path):
 @pytest.mark.parametrize("inside", [".", "folder"])
 def test_a_file_is_no_folder(inside, overwrite, tmp_path):
     out = tmp_path / "file"
-    out.write_text("mine")
+    out.write_text("mine", encoding="utf-8")
     with pytest.raises(ValueError, match=r"out: got .*cannot be written to \(.*`out`"):
         run(out / inside, overwrite=overwrite)
-    assert out.read_text() == "mine"
+    assert out.read_text(encoding="utf-8") == "mine"
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -300,7 +302,7 @@ def test_what_is_not_finite_is_null(tmp_path):
         "three": (1, None),
     }
     write_json(tmp_path / "numbers.json", document)
-    read = json.loads((tmp_path / "numbers.json").read_text())
+    read = json.loads((tmp_path / "numbers.json").read_text(encoding="utf-8"))
     assert read == {"one": [1.5, None], "two": {"error": None}, "three": [1, None]}
 
 

@@ -51,10 +51,10 @@ def arguments(tmp_path):
     for folder in (weights, documents):
         folder.mkdir()
     write_with_letters(weights, CONFIGS["llama"])
-    (documents / "first.txt").write_text("abcabd")
+    (documents / "first.txt").write_text("abcabd", encoding="utf-8")
     rows = [np.random.default_rng(size).integers(11, size=size) for size in (9, 9, 8, 9)]
     lines = [{"prompt": spelt(row[:-2]), "answer": spelt(row[-2:])} for row in rows]
-    data.write_text("\n".join(map(json.dumps, lines)))
+    data.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     of_lines = [weights, "--data", data, "--loss", "answer"]
     return {
         "profile": of_lines,

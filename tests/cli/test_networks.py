@@ -69,12 +69,12 @@ def test_a_profile_within_little_memory_is_the_same(folder, tmp_path, monkeypatc
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
     data = tmp_path / "data.txt"
     profiles = {}
-    data.write_text(spelt(np.random.default_rng(0).integers(WORDS, size=40)))
+    data.write_text(spelt(np.random.default_rng(0).integers(WORDS, size=40)), encoding="utf-8")
     for name, memory in (("whole", "9"), ("files", "0.001")):
         out = tmp_path / name
         arguments = ["--data", str(data), "--max-length", "9", "--memory", memory]
         assert main(["profile", str(folder), *arguments, "--out", str(out)]) == 0
-        profiles[name] = json.loads((out / "profile.json").read_text())
+        profiles[name] = json.loads((out / "profile.json").read_text(encoding="utf-8"))
     density = [np.array(profile["influence"]["density"]) for profile in profiles.values()]
     np.testing.assert_allclose(*density, rtol=1e-5)
     assert "in their files, read a layer at a time" in capsys.readouterr().out

@@ -60,7 +60,7 @@ class Run:
             return list(csv.DictReader(file))
 
     def json(self, name):
-        return json.loads((self.out / name).read_text())
+        return json.loads((self.out / name).read_text(encoding="utf-8"))
 
     def line(self, begins):
         """The one of a table that begins with a name, and goes on with a number."""
@@ -102,7 +102,7 @@ def lines(path, documents):
         {"documents": one, "question": f"b{number}", "answer": "ad", "id": f"line {number}"}
         for number, one in enumerate(documents)
     ]
-    path.write_text("\n".join(map(json.dumps, asked)))
+    path.write_text("\n".join(map(json.dumps, asked)), encoding="utf-8")
     return path
 
 
@@ -175,7 +175,7 @@ def require_records(found, over_all):
 def test_a_question_of_documents_whose_titles_are_words_of_ours(run, tmp_path):
     documents = tmp_path / "documents.jsonl"
     entries = [{"title": title, "text": text} for title, text in DOCUMENTS.items()]
-    documents.write_text("\n".join(map(json.dumps, entries)))
+    documents.write_text("\n".join(map(json.dumps, entries)), encoding="utf-8")
     found = run("ask", "bc", "--documents", documents, "--answer", "ad", "--method", "influence")
     require_columns(found)
     document = found.json("answer.json")

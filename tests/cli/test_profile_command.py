@@ -55,7 +55,7 @@ def write_data(folder):
         {"prompt": spelt(prompt), "answer": spelt(answer), "spans": SPANS[: 1 + index % 3]}
         for index, (prompt, answer) in enumerate(zip(PROMPTS, ANSWERS, strict=True))
     ]
-    path.write_text("\n".join(json.dumps(record) for record in records))
+    path.write_text("\n".join(json.dumps(record) for record in records), encoding="utf-8")
     return path
 
 
@@ -70,7 +70,7 @@ def undrawn(monkeypatch):
 
 
 def table(path):
-    return list(csv.DictReader(path.read_text().splitlines()))
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
 
 
 def column(rows, name):
@@ -243,7 +243,7 @@ def test_a_contexts_row_has_its_total_and_the_shares_of_its_regions(profiled):
 
 @pytest.mark.slow
 def test_the_profile_is_the_mean_of_the_contexts(profiled):
-    document = json.loads((profiled.out / "profile.json").read_text())
+    document = json.loads((profiled.out / "profile.json").read_text(encoding="utf-8"))
     total, before = totals(profiled.squares)
     assert document["influence"]["total"] == pytest.approx(total, rel=1e-4)
     assert document["influence_without_queries"]["total"] == pytest.approx(before, rel=1e-4)
@@ -311,7 +311,7 @@ def test_the_signed_profile_is_that_of_central_differences(profiled, signed_cell
 def test_signed_regions_are_kept_and_printed(profiled, signed_cells):
     ends = [[0, *np.cumsum(cells)] for cells in signed_cells]
     sums = np.array([np.diff(np.interp([0, 2.7, 6.3, 9], np.arange(10), end)) for end in ends]) / 9
-    document = json.loads((profiled.out / "profile.json").read_text())
+    document = json.loads((profiled.out / "profile.json").read_text(encoding="utf-8"))
     regional = document["signed"]["regional"]
     np.testing.assert_allclose(regional["value"], sums.mean(axis=0), atol=1e-5)
     np.testing.assert_allclose(regional["error"], sums.std(axis=0, ddof=1) / 2, atol=1e-5)
@@ -424,7 +424,7 @@ def test_each_contexts_scores_are_written(left_out, gains):
 def test_scores_by_leaving_out_are_named_and_no_densities_are_written(left_out):
     rows = table(left_out.out / "records.csv")
     assert [row["name"] for row in rows] == ["first", "second", ""]
-    document = json.loads((left_out.out / "profile.json").read_text())
+    document = json.loads((left_out.out / "profile.json").read_text(encoding="utf-8"))
     assert (document["method"], document["loss"]) == ("leave-one-out", "margin")
     assert document["records"][0]["score"] == float(rows[0]["score"])
     assert "by leave-one-out, 4 passes each: about" in left_out.printed
@@ -442,7 +442,7 @@ def test_parts_are_scored_by_a_mask_gradient_and_so_is_every_token(folder, data,
     out = tmp_path / "out"
     arguments = ["--data", str(data), "--loss", "answer", "--method", "mask-gradient"]
     plain = tmp_path / "plain.jsonl"
-    plain.write_text(json.dumps({"prompt": "ab", "answer": "c"}))
+    plain.write_text(json.dumps({"prompt": "ab", "answer": "c"}), encoding="utf-8")
     with pytest.raises(ValueError, match="data: got lines without named parts, expected"):
         main(["profile", str(folder), *arguments, "--data", str(plain), "--out", str(out)])
     assert main(["profile", str(folder), *arguments, "--out", str(out)]) == 0
@@ -481,11 +481,11 @@ def test_parts_are_scored_by_a_mask_gradient_and_so_is_every_token(folder, data,
 @pytest.mark.slow
 def test_a_text_is_profiled_on_its_own_grid_and_drawn(folder, tmp_path, monkeypatch, capsys):
     ids = np.random.default_rng(5).integers(11, size=36)
-    (tmp_path / "text").write_text(spelt(ids))
+    (tmp_path / "text").write_text(spelt(ids), encoding="utf-8")
     out = tmp_path / "out"
     arguments = ["--data", str(tmp_path / "text"), "--max-length", "7", "--out", str(out)]
     assert main(["profile", str(folder), *arguments]) == 0
-    document = json.loads((out / "profile.json").read_text())
+    document = json.loads((out / "profile.json").read_text(encoding="utf-8"))
     assert set(document) == {"influence", "records"} and document["records"] == []
     model = models.load(folder, dtype="float64")
     windows = jax.device_put(np.stack([ids[at : at + 8] for at in range(0, 29, 7)]))
@@ -503,8 +503,10 @@ def test_a_text_is_profiled_on_its_own_grid_and_drawn(folder, tmp_path, monkeypa
     )
     assert "5 contexts of 7 tokens, loss next-token" in capsys.readouterr().out
     assert (out / "influence.png").read_bytes().startswith(b"\x89PNG\r\n")
-    assert "</svg>" in (out / "influence.svg").read_text()
-    assert json.loads((out / "run.json").read_text())["arguments"]["max_length"] == 7
+    assert "</svg>" in (out / "influence.svg").read_text(encoding="utf-8")
+    assert (
+        json.loads((out / "run.json").read_text(encoding="utf-8"))["arguments"]["max_length"] == 7
+    )
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: None)
     assert main(["profile", str(folder), *arguments]) == 0  # the same run
     with pytest.raises(ValueError, match="out: .*loss: next-token there, answer here"):
@@ -562,7 +564,7 @@ def test_a_profile_that_is_interrupted_gives_no_answer_twice(folder, tmp_path, m
     """Lines without an answer are answered first, each once, and then measured."""
     rows = [{"prompt": spelt(row)} for row in ([1, 2, 3], [4, 5, 6], [1, 2, 3])]
     data = tmp_path / "asked.jsonl"
-    data.write_text("\n".join(map(json.dumps, rows)))
+    data.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     answer = own_answers.answer
     answered = []
     allowed = 2
@@ -607,7 +609,7 @@ def test_a_page_shows_the_first_contexts(folder, data, tmp_path, undrawn, monkey
     arguments = [str(folder), "--data", str(data), "--loss", "margin", "--html", "--out", str(out)]
     assert main(["profile", *arguments]) == 0
     (influence, accounts, texts), options = written["all"]
-    assert (out / "profile.html").read_text() == "<p>the page</p>"
+    assert (out / "profile.html").read_text(encoding="utf-8") == "<p>the page</p>"
     assert int(influence.count) == 4 and len(accounts) == 2
     assert len(measured) == 2  # the two that are not shown
     assert options["title"] == f"What does {folder.name} use of data.jsonl?"
@@ -690,9 +692,9 @@ def test_profile_refuses_contexts_that_the_network_does_not_know(data, tmp_path)
     arguments = ["profile", str(folder), "--data", str(data), "--out", str(tmp_path / "out")]
     with pytest.raises(ValueError, match="context: got 9 tokens, expected at most 8"):
         main(arguments)
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     tokenizer["model"]["vocab"][spelt(PROMPTS[0][:1])] = 11
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    data.write_text(json.dumps({"text": spelt(PROMPTS[0])}))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    data.write_text(json.dumps({"text": spelt(PROMPTS[0])}), encoding="utf-8")
     with pytest.raises(ValueError, match="tokenizer: got the id 11, expected ids below 11"):
         main(arguments)

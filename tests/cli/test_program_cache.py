@@ -204,9 +204,12 @@ def test_a_second_run_of_a_command_compiles_nothing(anew, command, tmp_path, mon
     for folder in (model, documents):
         folder.mkdir()
     write_with_letters(model, CONFIGS["llama"])
-    (documents / "first.txt").write_text("abcabd")
+    (documents / "first.txt").write_text("abcabd", encoding="utf-8")
     data = tmp_path / "data.jsonl"
-    data.write_text(json.dumps({"prompt": "abcabdfg", "answer": "hj", "spans": [[0, 2, "first"]]}))
+    data.write_text(
+        json.dumps({"prompt": "abcabdfg", "answer": "hj", "spans": [[0, 2, "first"]]}),
+        encoding="utf-8",
+    )
     arguments = {
         "ask": ["bc", "--documents", str(documents)],
         "profile": ["--data", str(data)],

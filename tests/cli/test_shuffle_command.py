@@ -39,7 +39,7 @@ def written(path, titles=NAMES):
                 "id": number,
             }
         )
-    path.write_text("\n".join(map(json.dumps, lines)))
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     return path
 
 
@@ -151,7 +151,7 @@ def test_the_two_way_table_has_every_document_at_every_place(shuffled):
 
 @pytest.mark.slow
 def test_the_summary_has_the_gap_between_the_ends_and_the_middle(shuffled):
-    document = json.loads((shuffled.out / "shuffle.json").read_text())
+    document = json.loads((shuffled.out / "shuffle.json").read_text(encoding="utf-8"))
     assert document["documents"] == ["a", "b", "c"]
     assert (document["contexts"], document["orders"]) == (2, 3)
     by_place = shuffled.shares.mean(axis=1)
@@ -166,7 +166,7 @@ def test_the_summary_has_the_gap_between_the_ends_and_the_middle(shuffled):
 
 @pytest.mark.slow
 def test_the_finding_is_printed_with_what_its_errors_are_over(shuffled):
-    document = json.loads((shuffled.out / "shuffle.json").read_text())
+    document = json.loads((shuffled.out / "shuffle.json").read_text(encoding="utf-8"))
     assert document["finding"] in shuffled.printed
     assert "Errors are over 2 lines" in shuffled.printed
     assert "6 contexts of 46 tokens, 3 orders of each line, loss margin" in shuffled.printed
@@ -186,7 +186,7 @@ def test_orders_of_a_line_count_as_one_context_in_the_profile(shuffled):
     density = averaged.mean(axis=0) / averaged.mean()
     density_column = column(table(shuffled.out / "profile.csv"), "density")
     np.testing.assert_allclose(density_column, density, rtol=1e-4)
-    profile = json.loads((shuffled.out / "profile.json").read_text())
+    profile = json.loads((shuffled.out / "profile.json").read_text(encoding="utf-8"))
     assert profile["influence"]["examples"] == 2
     kept = results.load(shuffled.out / "contexts.npz")
     np.testing.assert_allclose(np.array(kept.energies), averaged, rtol=1e-4)
@@ -218,18 +218,18 @@ def test_lines_of_other_documents_are_told_by_their_number(folder, tmp_path, mon
     out = tmp_path / "out"
     arguments = ["profile", str(folder), "--data", str(data), "--loss", "answer", "--shuffle"]
     assert main([*arguments, "2", "--out", str(out)]) == 0
-    document = json.loads((out / "shuffle.json").read_text())
+    document = json.loads((out / "shuffle.json").read_text(encoding="utf-8"))
     assert document["documents"] == ["document 1", "document 2", "document 3"]
     first = next(row for row in table(out / "orders.csv") if row["document"] == "document 1")
     assert first["line"] == "0" and "document 1" in capsys.readouterr().out
-    data.write_text(data.read_text().splitlines()[0])
+    data.write_text(data.read_text(encoding="utf-8").splitlines()[0], encoding="utf-8")
     assert main([*arguments, "3", "--out", str(out), "--overwrite"]) == 0
     assert "Errors are over 3 orders of one line" in capsys.readouterr().out
 
 
 def test_lines_without_documents_have_no_orders(folder, tmp_path):
     data = tmp_path / "data.jsonl"
-    data.write_text('{"prompt": "abc", "answer": "d"}\n')
+    data.write_text('{"prompt": "abc", "answer": "d"}\n', encoding="utf-8")
     out = tmp_path / "out"
     arguments = [str(folder), "--data", str(data), "--loss", "answer", "--out", str(out)]
     with pytest.raises(

@@ -59,7 +59,7 @@ def test_names_of_files_are_shown_in_one_row(model, tmp_path, capsys):
     documents = tmp_path / "documents"
     documents.mkdir()
     for name, text in {b"o\x1b[31mwl\nred": "abcabd", b"w\xffren": "hgjh"}.items():
-        (documents / f"{os.fsdecode(name)}.txt").write_text(text)
+        (documents / f"{os.fsdecode(name)}.txt").write_text(text, encoding="utf-8")
     out = tmp_path / "out"
     arguments = ["bc", "--documents", str(documents), "--out", str(out), "--answer-tokens", "2"]
     assert main(["ask", str(model), *arguments, "--no-html"]) == 0
@@ -67,7 +67,7 @@ def test_names_of_files_are_shown_in_one_row(model, tmp_path, capsys):
     assert OBEYED.search(said.out) is None
     (row,) = [line for line in said.out.splitlines() if line.startswith("“o")]
     assert row.startswith("“o⟨1b⟩[31mwl⏎red”  ")
-    parts = json.loads((out / "answer.json").read_text())["parts"]
+    parts = json.loads((out / "answer.json").read_text(encoding="utf-8"))["parts"]
     assert {part["name"] for part in parts} >= {"o⟨1b⟩[31mwl⏎red", "w?ren"}
     with open(out / "matrix.csv", newline="", encoding="utf-8") as file:
         assert {row["name"] for row in csv.DictReader(file)} == {"o⟨1b⟩[31mwl⏎red", "w?ren"}
@@ -77,7 +77,7 @@ def test_names_of_files_are_shown_in_one_row(model, tmp_path, capsys):
 def test_names_and_answers_of_lines_are_shown(model, tmp_path, capsys):
     data = tmp_path / "data.jsonl"
     line = {"prompt": "abcdefgh", "answer": "ab", "spans": [[0, 3, HOSTILE], [4, 6, "b"]]}
-    data.write_text(json.dumps({**line, "id": HOSTILE}))
+    data.write_text(json.dumps({**line, "id": HOSTILE}), encoding="utf-8")
     for method in ("influence", "mask-gradient"):
         arguments = ["--data", str(data), "--loss", "margin", "--method", method]
         out = str(tmp_path / method)
@@ -93,10 +93,10 @@ def test_whatever_a_command_prints_is_shown(tmp_path, capsys):
     shown = in_lines(HOSTILE) + "\n"
     assert capsys.readouterr().out == shown
     record = tmp_path / "out" / "run.json"
-    kept = json.loads(record.read_text())
+    kept = json.loads(record.read_text(encoding="utf-8"))
     assert kept["finished"]["printed"] == shown
     kept["finished"]["printed"] = HOSTILE
-    record.write_text(json.dumps(kept))
+    record.write_text(json.dumps(kept), encoding="utf-8")
     assert finished_before(tmp_path / "out", "rates", {})
     assert capsys.readouterr().out.endswith(in_lines(HOSTILE))
 

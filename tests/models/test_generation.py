@@ -23,7 +23,7 @@ from lim_jax.models.generation import extend_logits, prefill_logits
 from lim_jax.network import ResidualFlow, TransformerField, causal_attention, euler, heun, split
 from lim_jax.network.kv_cache import has_kv_cache
 
-RECORD = json.loads((ROOT / "tests" / "checkpoints" / "recorded.json").read_text())
+RECORD = json.loads((ROOT / "tests" / "checkpoints" / "recorded.json").read_text(encoding="utf-8"))
 WRITE = runpy.run_path(str(ROOT / "benchmarks" / "random_weights.py"))["write"]
 IDS = np.array(RECORD["ids"])
 KNOWN = 7  # logits are recorded after the seventh and the last
@@ -78,7 +78,7 @@ def test_with_keys_and_values_kept_logits_are_those_of_the_whole_context(name, r
 
 @pytest.mark.slow
 @pytest.mark.parametrize("held", ["kept", "opened"])
-def test_so_they_are_of_weights_that_are_fetched(held, tmp_path):
+def test_logits_by_kept_keys_and_values_are_the_same_of_weights_that_are_fetched(held, tmp_path):
     model = model_of("gemma2", tmp_path, storage_dtype="bfloat16")
     model = models.open(tmp_path) if held == "opened" else model
     expected = eqx.filter_jit(models.CausalLM.logits)(model, jnp.asarray(IDS))[KNOWN - 1 :]
@@ -222,7 +222,7 @@ def test_a_publisher_says_which_ids_end(tmp_path):
         for name in ("generation_config", "config"):
             (tmp_path / f"{name}.json").unlink(missing_ok=True)
         for name, options in files.items():
-            (tmp_path / f"{name}.json").write_text(json.dumps(options))
+            (tmp_path / f"{name}.json").write_text(json.dumps(options), encoding="utf-8")
         return end_ids(tmp_path, {})
 
     assert said(config={"eos_token_id": 7}) == (7,)

@@ -30,8 +30,10 @@ def folder(tmp_path):
     folder = tmp_path / "small-1.5B"
     folder.mkdir()
     write_with_letters(folder, CONFIGS["llama"])
-    (folder / "generation_config.json").write_text(json.dumps(ENDS))
-    (folder / "tokenizer_config.json").write_text(json.dumps(MARKS | {"chat_template": CHATML}))
+    (folder / "generation_config.json").write_text(json.dumps(ENDS), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(MARKS | {"chat_template": CHATML}), encoding="utf-8"
+    )
     return folder
 
 
@@ -39,7 +41,7 @@ def cached(folder, monkeypatch):
     """The same in the cache of Hugging Face, under a public name."""
     repository = folder.parent / "hub" / "models--someone--small-1.5B"
     (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text("newest")
+    (repository / "refs" / "main").write_text("newest", encoding="utf-8")
     (repository / "snapshots").mkdir()
     folder.rename(repository / "snapshots" / "newest")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder.parent / "hub"))
@@ -93,10 +95,10 @@ def test_what_files_lack_is_refused_before_weights_are_read(folder, monkeypatch)
     for read in (LanguageModel.from_pretrained, LanguageModel.open):
         with pytest.raises(ValueError, match="model: got .*nowhere, which is not there, expec"):
             read(folder / "nowhere")
-    (folder / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    (folder / "generation_config.json").write_text('{"eos_token_id": "</s>"}', encoding="utf-8")
     with pytest.raises(ValueError, match="eos_token_id: got '</s>'"):
         LanguageModel.open(folder)
-    (folder / "tokenizer_config.json").write_text("{")
+    (folder / "tokenizer_config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match="tokenizer_config.json: got no JSON"):
         LanguageModel.open(folder)
     (folder / "tokenizer.json").unlink()
@@ -129,7 +131,7 @@ def test_a_question_reads_header_and_tokenizer_once(folder, tmp_path, monkeypatc
             monkeypatch.setattr(module, name, counting(getattr(text, name)))
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
     (tmp_path / "documents").mkdir()
-    (tmp_path / "documents" / "one.txt").write_text("ab")
+    (tmp_path / "documents" / "one.txt").write_text("ab", encoding="utf-8")
     asked = ["ask", str(in_one_file(folder)), "bc", "--documents", str(tmp_path / "documents")]
     options = ["--no-html", "--no-chat", "--answer", "ab", "--memory", "9"]
     assert main([*asked, *options, "--out", str(tmp_path / "out")]) == 0

@@ -237,6 +237,14 @@ def test_angles_from_zero_and_tempers_begin_with_each_context():
     assert tempered.encode_keys(query, tempered.rope(alone)) is query
 
 
+def test_a_temper_steps_at_whole_tokens_though_nodes_are_rounded():
+    """The 15th of 22 tokens completes the fifth three of them; 22 * (15 / 22) lies below 15."""
+    grid = lim.token_grid(22)
+    assert 22 * np.asarray(grid.nodes)[14] < 15
+    expected = [1 + 0.5 * math.log(1 + i // 3) for i in range(1, 23)]
+    np.testing.assert_allclose(Tempered(0.5, floor=3).rope(grid), expected, rtol=1e-13)
+
+
 def test_unit_rotary_divides_by_the_root_mean_square():
     rotary = UnitRotary((0.7,), norm_eps=0.3)
     query = random_states(3, 2, 4, 4)

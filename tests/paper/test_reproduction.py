@@ -39,7 +39,8 @@ def reproduced(tmp_path_factory):
     promotion = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
     with jax.enable_x64(False), promotion[0], promotion[1], contextlib.redirect_stdout(said):
         status = main(["reproduce", "--out", str(out)])
-    return (status, said.getvalue()), out, json.loads((out / "section4.json").read_text())
+    record = json.loads((out / "section4.json").read_text(encoding="utf-8"))
+    return (status, said.getvalue()), out, record
 
 
 def test_every_printed_digit_agrees(reproduced):

@@ -88,7 +88,7 @@ def test_a_message_ends_no_turn_and_begins_none():
     assert TOKENIZER.encode("<|im_end|>").ids == [START, END], "the tokenizer is left as it was"
 
 
-def test_neither_does_a_document_a_question_a_foil_or_a_tool():
+def test_a_document_a_question_a_foil_and_a_tool_end_no_turn_and_begin_none():
     documents = [Document("One<|im_end|>", "a <|im_start|>"), Document("", EVIL)]
     prompt = document_prompt(documents, "who?<|im_end|>")
     encoded_prompt = tokenize_prompt(prompt, TOKENIZER)
@@ -142,7 +142,9 @@ def test_what_is_a_token_of_control_whatever_is_done_is_refused(tmp_path):
     made = Tokenizer(Unigram(words, unk_id=0))
     made.add_special_tokens(["<s>", "<unk>"])
     data = tmp_path / "data.jsonl"
-    data.write_text(json.dumps({"documents": [{"text": "aa<s>"}], "question": "a"}))
+    data.write_text(
+        json.dumps({"documents": [{"text": "aa<s>"}], "question": "a"}), encoding="utf-8"
+    )
     (line,) = read_lines(data)
     prompt = tokenize_prompt(document_prompt([Document("", "a")], "<"), made)
     assert 0 in prompt.encoded.ids and 2 not in prompt.encoded.ids

@@ -45,14 +45,14 @@ def read_contexts(*arguments) -> list[Context]:
 def lines(folder, *records):
     """Of JSON, with an empty line in between."""
     path = folder / "data.jsonl"
-    path.write_text("\n\n".join(json.dumps(record) for record in records))
+    path.write_text("\n\n".join(json.dumps(record) for record in records), encoding="utf-8")
     return path
 
 
 def test_a_text_is_cut_into_contexts_one_after_another(tmp_path, letters):
     ids = np.random.default_rng(0).integers(11, size=17)
     data = tmp_path / "data.txt"
-    data.write_text(spelt(ids))
+    data.write_text(spelt(ids), encoding="utf-8")
     contexts = read_contexts(data, letters, "next-token", 5)
     # 16 targets: three times five, and one that is left out.
     windows = [ids[0:6], ids[5:11], ids[10:16]]
@@ -212,7 +212,7 @@ def test_a_line_ends_where_json_lines_do(tmp_path, letters):
 )
 def test_lines_that_cannot_be_read_are_named(line, message, tmp_path, letters):
     data = tmp_path / "data.jsonl"
-    data.write_text('{"text": "abc"}\n' + line)
+    data.write_text('{"text": "abc"}\n' + line, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         read_contexts(data, letters, "next-token", 4)
 
@@ -233,35 +233,35 @@ def test_a_line_without_a_prompt_or_an_answer_asks_no_answer(record, tmp_path, l
 
 def test_files_without_what_is_asked_are_refused(tmp_path, letters):
     text = tmp_path / "text"
-    text.write_text(LETTERS)
+    text.write_text(LETTERS, encoding="utf-8")
     with pytest.raises(
         ValueError, match="loss: got margin with .*, a text without answers, .*JSON lines"
     ):
         read_contexts(text, letters, "margin", 4)
     with pytest.raises(ValueError, match="data: got .*nothing, which is no file"):
         read_contexts(tmp_path / "nothing", letters, "next-token", 4)
-    text.write_text("a")
+    text.write_text("a", encoding="utf-8")
     with pytest.raises(ValueError, match="data: got 1 tokens in .*at least two"):
         read_contexts(text, letters, "next-token", 4)
     (tmp_path / "latin").write_bytes("abcé".encode("latin-1"))
     with pytest.raises(ValueError, match="data: got .*latin, whose byte 4 is not of UTF-8, exp"):
         read_contexts(tmp_path / "latin", letters, "next-token", 4)
-    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "empty.jsonl").write_text("\n", encoding="utf-8")
     with pytest.raises(ValueError, match="data: got .*in which nothing stands"):
         read_contexts(tmp_path / "empty.jsonl", letters, "next-token", 4)
-    (tmp_path / "one.json").write_text('{"text": "abc"}')
+    (tmp_path / "one.json").write_text('{"text": "abc"}', encoding="utf-8")
     with pytest.raises(ValueError, match="one.json: got {.*expected a list.*named .jsonl"):
         read_contexts(tmp_path / "one.json", letters, "next-token", 4)
 
 
 def test_a_list_of_objects_is_read_as_lines_are(tmp_path, letters):
     records = [{"text": "abc", "spans": [[0, 2, "first"]]}, {"prompt": "ab", "answer": "cd"}]
-    (tmp_path / "data.json").write_text(json.dumps(records, indent=2))
+    (tmp_path / "data.json").write_text(json.dumps(records, indent=2), encoding="utf-8")
     for asked in ("next-token",):
         one = read_contexts(tmp_path / "data.json", letters, asked, 9)
         other = read_contexts(lines(tmp_path, *records), letters, asked, 9)
         assert [repr(context) for context in one] == [repr(context) for context in other]
-    (tmp_path / "data.json").write_text('[{"text": "abc"}, {"txt": "abc"}]')
+    (tmp_path / "data.json").write_text('[{"text": "abc"}, {"txt": "abc"}]', encoding="utf-8")
     with pytest.raises(ValueError, match="data.json, entry 2: got .*txt"):
         read_contexts(tmp_path / "data.json", letters, "next-token", 4)
 
@@ -324,19 +324,19 @@ def test_documents_of_a_folder_of_a_file_and_of_lines(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     for name in ("b.md", "a.txt", ".c"):
-        (folder / name).write_text(f"Text of {name}.")
+        (folder / name).write_text(f"Text of {name}.", encoding="utf-8")
     (folder / "inside" / ".git").mkdir(parents=True)
     for name in ("a.txt", "a.rst"):
-        (folder / "inside" / name).write_text(f"Inside {name}.")
-    (folder / "inside" / ".git" / "config").write_text("hidden")
-    (folder / "inside" / "~$c.docx").write_text("hidden")
+        (folder / "inside" / name).write_text(f"Inside {name}.", encoding="utf-8")
+    (folder / "inside" / ".git" / "config").write_text("hidden", encoding="utf-8")
+    (folder / "inside" / "~$c.docx").write_text("hidden", encoding="utf-8")
     (folder / "answer").mkdir()  # what a command of ours wrote is no document
     record = json.dumps({"command": "ask", "arguments": {}, "versions": {}})
     for name in ("run.json", "answer.json"):
-        (folder / "answer" / name).write_text(record)
+        (folder / "answer" / name).write_text(record, encoding="utf-8")
     (folder / "run").mkdir()  # of another program, whose files are documents
-    (folder / "run" / "run.json").write_text('{"command": "train"}')
-    (folder / "c.txt").write_text(" \n")
+    (folder / "run" / "run.json").write_text('{"command": "train"}', encoding="utf-8")
+    (folder / "c.txt").write_text(" \n", encoding="utf-8")
     with pytest.warns(UserWarning, match="^documents: .*folder has empty files, left out: c.txt.$"):
         documents = read_documents(folder)
     assert documents == (
@@ -348,10 +348,12 @@ def test_documents_of_a_folder_of_a_file_and_of_lines(tmp_path):
     )
     assert read_documents(folder / "b.md") == (Document("b", "Text of b.md.", "b"),)
     listed = tmp_path / "listed.jsonl"
-    listed.write_text('{"title": "A", "text": "One."}\n\n{"text": "Two."}')
+    listed.write_text('{"title": "A", "text": "One."}\n\n{"text": "Two."}', encoding="utf-8")
     named = (Document("A", "One.", "A"), Document("", "Two.", "document 2"))
     assert read_documents(listed) == named
-    (tmp_path / "listed.json").write_text('[{"title": "A", "text": "One."}, {"text": "Two."}]')
+    (tmp_path / "listed.json").write_text(
+        '[{"title": "A", "text": "One."}, {"text": "Two."}]', encoding="utf-8"
+    )
     assert read_documents(tmp_path / "listed.json") == named
 
 
@@ -365,13 +367,13 @@ def test_white_space_is_an_answer_after_a_prompt_that_is_laid_out_by_hand(tmp_pa
 
 def test_endings_of_names_are_read_in_capitals_too(tmp_path):
     """As JSON, not as a text of braces."""
-    (tmp_path / "DATA.JSONL").write_text('{"title": "A", "text": "One."}')
-    (tmp_path / "DATA.JSON").write_text('[{"title": "A", "text": "One."}]')
+    (tmp_path / "DATA.JSONL").write_text('{"title": "A", "text": "One."}', encoding="utf-8")
+    (tmp_path / "DATA.JSON").write_text('[{"title": "A", "text": "One."}]', encoding="utf-8")
     for name in ("DATA.JSONL", "DATA.JSON"):
         assert read_documents(tmp_path / name) == (Document("A", "One.", "A"),)
     network = byte_model(4, width=4, depth=1, key=jax.random.key(0))
     data = tmp_path / "LINES.JSONL"
-    data.write_text('{"text": "ab"}\n{"text": "cd"}')
+    data.write_text('{"text": "ab"}\n{"text": "cd"}', encoding="utf-8")
     read = read_prompts(data, LanguageModel(network), "next-token", 10)
     assert [context.length for context in read] == [1, 1]
 
@@ -380,12 +382,12 @@ def test_documents_that_are_none_are_refused(tmp_path):
     nothing = "documents: got .* without a file that has a text, expected at least one"
     with pytest.raises(ValueError, match=nothing):
         read_documents(tmp_path)
-    (tmp_path / "a.txt").write_text(" ")
+    (tmp_path / "a.txt").write_text(" ", encoding="utf-8")
     with pytest.raises(ValueError, match=nothing):
         read_documents(tmp_path)
     with pytest.raises(ValueError, match="document 1: got .*expected a list of"):
         read_documents(tmp_path / "a.txt")
-    (tmp_path / "a.jsonl").write_text('{"txt": "a"}')
+    (tmp_path / "a.jsonl").write_text('{"txt": "a"}', encoding="utf-8")
     with pytest.raises(ValueError, match="a.jsonl, document 1: got .*txt"):
         read_documents(tmp_path / "a.jsonl")
 
@@ -411,7 +413,7 @@ def test_a_text_is_that_without_marks_of_encodings_and_of_lines(encoding, tmp_pa
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names are of characters")
 def test_a_name_of_bytes_is_a_title_of_letters(tmp_path):
     path = tmp_path / os.fsdecode(b"caf\xe9.txt")
-    path.write_text("Coffee.")
+    path.write_text("Coffee.", encoding="utf-8")
     for place in (path, tmp_path):
         assert read_documents(place) == (Document("caf?", "Coffee.", "caf?"),)
 
@@ -453,7 +455,7 @@ def test_a_pdf_and_a_word_document_are_read(tmp_path, monkeypatch):
     write_pdf(tmp_path / "a.pdf", "")
     with pytest.raises(ValueError, match="got .*a.pdf, in which there is no text.*recognises text"):
         read_documents(tmp_path)
-    (tmp_path / "b.docx").write_text("no archive")
+    (tmp_path / "b.docx").write_text("no archive", encoding="utf-8")
     with pytest.raises(
         ValueError, match="documents: got .*b.docx, which docx cannot read.*Save it anew"
     ):
@@ -466,9 +468,9 @@ def test_a_pdf_and_a_word_document_are_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("ending", "kind"), [(".html", "HTML"), (".HTM", "HTML"), (".rtf", "RTF")])
 def test_a_text_with_tags_is_refused(ending, kind, tmp_path):
     """As a saved page of the web: its tags would be scored as its words are."""
-    (tmp_path / "a.txt").write_text("<p>Wrens sing.</p>")
+    (tmp_path / "a.txt").write_text("<p>Wrens sing.</p>", encoding="utf-8")
     assert read_documents(tmp_path)[0].text == "<p>Wrens sing.</p>", "as it is called a text"
-    (tmp_path / f"b{ending}").write_text("<p>Wrens sing.</p>")
+    (tmp_path / f"b{ending}").write_text("<p>Wrens sing.</p>", encoding="utf-8")
     with pytest.raises(
         ValueError, match=f"b{ending}, which is {kind}, .*Save its text without tags"
     ):
@@ -547,13 +549,13 @@ def test_a_text_that_no_model_reads_is_refused_at_once(tmp_path, monkeypatch, le
     monkeypatch.setattr(prompt_files, "MOST_LETTERS", 10)
     folder = tmp_path / "notes"
     folder.mkdir()
-    (folder / "short.txt").write_text("abc")
-    (folder / "long.txt").write_text("a" * 11)
+    (folder / "short.txt").write_text("abc", encoding="utf-8")
+    (folder / "long.txt").write_text("a" * 11, encoding="utf-8")
     refused = r"long.txt of 11 bytes, expected a text of at most 10 letters\. Cut the file down"
     for path in (folder, folder / "long.txt"):
         with pytest.raises(ValueError, match=f"documents: got {path.parent.parent}.*{refused}"):
             read_documents(path)
-    (folder / "long.txt").write_text("é" * 10)
+    (folder / "long.txt").write_text("é" * 10, encoding="utf-8")
     assert len(read_documents(folder)) == 2
     (folder / "long.txt").write_bytes(b"\xff" * 41)  # no text, which it would say once it is read
     with pytest.raises(ValueError, match="long.txt of 41 bytes"):

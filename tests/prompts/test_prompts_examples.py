@@ -30,6 +30,8 @@ def test_paragraphs():
 
 def test_read_lines(tmp_path):
     path = tmp_path / "asked.jsonl"
-    path.write_text('{"documents": [{"text": "Wrens sing."}], "question": "Who?"}')
+    path.write_text(
+        '{"documents": [{"text": "Wrens sing."}], "question": "Who?"}', encoding="utf-8"
+    )
     (line,) = read_lines(path)
     assert (line.prompt.text) == "Wrens sing.\n\nQuestion: Who?\nAnswer:"

@@ -12,7 +12,7 @@ from lim_jax.prompts.prompt_files import read_lines
 
 
 def options(folder, **entries):
-    (folder / "tokenizer_config.json").write_text(json.dumps(entries))
+    (folder / "tokenizer_config.json").write_text(json.dumps(entries), encoding="utf-8")
 
 
 def template_of(path, header=None):
@@ -34,7 +34,7 @@ def test_a_folders_template_and_its_marks(tmp_path):
     assert template.source == "own" and template.marks == {"bos_token": "<s>", "eos_token": "</s>"}
     options(tmp_path, chat_template=other, **marks)
     assert template_of(tmp_path).source == "yes"
-    (tmp_path / "chat_template.jinja").write_text(CHATML)
+    (tmp_path / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
     template = template_of(tmp_path)
     assert template.source == CHATML and template.marks["bos_token"] == "<s>"
 
@@ -108,7 +108,7 @@ def test_a_template_that_is_broken_is_told_of(tmp_path):
     for entries in ({}, {"chat_template": [{"name": "tool_use", "template": "no"}]}):
         options(tmp_path, **entries)
         assert find_chat_template(tmp_path, {}) is None
-    (tmp_path / "tokenizer_config.json").write_text("{")
+    (tmp_path / "tokenizer_config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match="tokenizer_config.json: got no JSON"):
         find_chat_template(tmp_path, {})
     options(tmp_path)
@@ -121,14 +121,16 @@ def test_a_template_that_is_broken_is_told_of(tmp_path):
 
 def test_lines_of_messages(tmp_path):
     data = tmp_path / "chats.jsonl"
-    data.write_text(json.dumps({"messages": [USER], "documents": [{"text": "One."}]}))
+    data.write_text(
+        json.dumps({"messages": [USER], "documents": [{"text": "One."}]}), encoding="utf-8"
+    )
     with pytest.raises(ValueError, match="line 1: got messages of a chat, and a model without a"):
         read_lines(data)
     template = ChatTemplate(CHATML, {})
     (line,) = read_lines(data, template)
     assert "<|im_start|>user\nOne.\n\nuser <|im_end|>" in line.prompt.text
-    data.write_text(json.dumps({"messages": [USER], "tools": [WEATHER]}))
+    data.write_text(json.dumps({"messages": [USER], "tools": [WEATHER]}), encoding="utf-8")
     assert read_lines(data, template)[0].tools == (WEATHER,)
-    data.write_text('{"text": "a"}\n{"messages": [{"role": "user"}]}')
+    data.write_text('{"text": "a"}\n{"messages": [{"role": "user"}]}', encoding="utf-8")
     with pytest.raises(ValueError, match="line 2, messages, message 1: got {'role': 'user'}, exp"):
         read_lines(data, template)

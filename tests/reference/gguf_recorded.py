@@ -13,7 +13,8 @@ import numpy as np
 from reference.as_users import ROOT
 from reference.llama_cpp import neighbours
 
-RECORD = json.loads((ROOT / "tests" / "checkpoints" / "recorded.json").read_text())["networks"]
+FILE = ROOT / "tests" / "checkpoints" / "recorded.json"
+RECORD = json.loads(FILE.read_text(encoding="utf-8"))["networks"]
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 ETA = 2.0**-10

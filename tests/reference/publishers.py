@@ -132,7 +132,7 @@ def tensors(config) -> dict[str, np.ndarray]:
 
 def write(folder, config, arrays=None):
     """A folder as it is published."""
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file(tensors(config) if arrays is None else arrays, folder / "model.safetensors")
     return folder
 

@@ -37,7 +37,9 @@ def answer(cut=False, groups=()):
 def comparison(path):
     """The page of a comparison of profiles, whose figures and numbers are wider than a phone."""
     figure = path.parent / "figure.svg"
-    figure.write_text('<svg xmlns="http://www.w3.org/2000/svg" width="700" height="80"/>')
+    figure.write_text(
+        '<svg xmlns="http://www.w3.org/2000/svg" width="700" height="80"/>', encoding="utf-8"
+    )
     head = ["", "first", NAME, "difference", "error"]
     rows = [head, ["density middle, queries left out", "-0.02284", "0.01088", "0.03372", "0.05326"]]
     about = {"title": f"{NAME} minus first", "sentences": SAID, "rows": rows}

@@ -148,7 +148,7 @@ DAMAGED = {
     "a header that is a number": (
         lambda path: np.savez(path, header=np.ones(3)), "without our header",
     ),
-    "text": (lambda path: path.write_text("p,density\n"), "another format"),
+    "text": (lambda path: path.write_text("p,density\n", encoding="utf-8"), "another format"),
     "nothing": (lambda path: path.write_bytes(b""), "another format"),
     "a bare array": (of_one_array, "another format"),
     "cut off": (lambda path: path.write_bytes(path.read_bytes()[:-300]), "damaged archive"),

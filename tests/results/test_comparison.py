@@ -18,10 +18,13 @@ REGIONAL = np.asarray(REGIONS.weights)
 
 
 def drawn(generator, *shape):
-    """Energies of two networks on the same examples, which move both; their means are known."""
+    """Energies of two networks on the same examples, which move both; their means are known.
+
+    They are in the hundreds, so that energies cannot be taken for shares of influence.
+    """
     common = np.exp(generator.standard_normal((*shape, 1)) / 2)
     own = np.exp(generator.standard_normal((2, *shape, 9)) / 4)
-    means = np.array([np.linspace(2, 1, 9), 1 + np.cos(3 * np.asarray(GRID.nodes)) ** 2])
+    means = 640 * np.array([np.linspace(2, 1, 9), 1 + np.cos(3 * np.asarray(GRID.nodes)) ** 2])
     expected = means * np.exp(1 / 8) * np.exp(1 / 32)  # of log-normal factors
     return means.reshape(2, *(1 for _ in shape), 9) * common * own, expected
 

@@ -99,14 +99,16 @@ def test_a_point_that_is_no_minimum_of_the_risk_has_no_shift():
     penalty = lambda p: jnp.sum((p - 1) ** 2)  # noqa: E731
     bowl = lambda p: 2 * jnp.sum(p**2)  # noqa: E731
     start = jnp.zeros(2)
-    np.testing.assert_allclose(shift(bowl, penalty, start, 0.1), [0.05, 0.05])
-    balanced = start + 0.1 * 2 / (4 + 0.1 * 2)
-    for point in (balanced, start + 0.3):
-        with pytest.raises(
-            RuntimeError, match="params: got .*expected those at which the risk is least"
-        ):
-            shift(bowl, penalty, point, 0.1)
+    for strength in (0.1, -0.1):  # one below zero rewards what the penalty measures
+        np.testing.assert_allclose(shift(bowl, penalty, start, strength), start + strength / 2)
+        balanced = start + strength * 2 / (4 + strength * 2)
+        for point in (balanced, start + 0.3):
+            with pytest.raises(
+                RuntimeError, match="params: got .*expected those at which the risk is least"
+            ):
+                shift(bowl, penalty, point, strength)
     # A penalty that is least there shifts nothing, whatever is left of the risk's slope.
+    balanced = start + 0.3
     assert not np.any(shift(bowl, lambda p: jnp.sum((p - balanced) ** 2), balanced, 0.1))
     with pytest.raises(
         RuntimeError, match="risk: got a Hessian .*expected a positive definite one"

@@ -139,7 +139,7 @@ OBSERVING = ("observability_objective", "injected_objective")
 def public_functions():
     """Every file's functions for others, with the names of their arguments."""
     for file in Path(lim.__file__).parent.rglob("*.py"):
-        for node in ast.parse(file.read_text()).body:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
                 arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
                 yield node.name, {argument.arg for argument in arguments}

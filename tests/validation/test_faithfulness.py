@@ -304,7 +304,7 @@ def test_heads_are_learnt_on_one_half_and_judged_on_the_other(
     model, explained_prompts, learnt, unpadded, attention
 ):
     run, about, folder = learnt
-    lines = (folder / "heads_of_some_of.jsonl").read_text().splitlines()[1:4]
+    lines = (folder / "heads_of_some_of.jsonl").read_text(encoding="utf-8").splitlines()[1:4]
     stored = [one for line in lines for one in json.loads(line)["found"]["prompts"]]
     read = [np.array(one) for _, _, one in stored]
     _, places, y = unpadded

@@ -52,8 +52,11 @@ def test_a_study_writes_its_numbers_a_page_and_figures(monkeypatch, tmp_path, ca
     assert command(["--full", "--seed", "3", "--out", str(out)]) == 0
     ((preset, seed, folder, _),) = calls
     assert (preset, seed) == (presets()["full"], 3) and folder.parent == out
-    assert json.loads((out / "study.json").read_text())["arms"] == made_results()["arms"]
-    page = (out / "study.md").read_text()
+    assert (
+        json.loads((out / "study.json").read_text(encoding="utf-8"))["arms"]
+        == made_results()["arms"]
+    )
+    page = (out / "study.md").read_text(encoding="utf-8")
     figures = [line[2:].partition("]")[0] for line in page.splitlines() if line.startswith("![")]
     assert len(figures) == 7 and all((out / name).exists() for name in figures)
     printed = capsys.readouterr().out
@@ -88,9 +91,9 @@ def test_a_published_model_is_asked_in_text(monkeypatch, tmp_path):
     assert command([*arguments, "--out", str(out)]) == 0
     assert [(setting.records, setting.prompts) for _, _, setting, _ in calls] == [(3, 12), (4, 12)]
     assert {call[:2] for call in calls} == {("network", "tokenizer")}
-    document = json.loads((out / "prompted.json").read_text())
+    document = json.loads((out / "prompted.json").read_text(encoding="utf-8"))
     assert list(document) == ["3 records", "4 records"] and document["3 records"]["prompts"] == 12
-    page = (out / "prompted.md").read_text()
+    page = (out / "prompted.md").read_text(encoding="utf-8")
     accuracy = document["4 records"]["scores"]["accuracy"]["value"]
     row = [line for line in page.splitlines() if line.startswith("| accuracy |")][1]
     assert [float(cell.split(" ")[1]) for cell in row.split("|")[2:-1]] == pytest.approx(
@@ -121,8 +124,11 @@ def test_a_published_model_is_trained_further(monkeypatch, tmp_path, capsys):
     ((model, tokenizer, tuning, seed, folder, _),) = calls
     assert (model, tokenizer) == ("network", "tokenizer")
     assert (tuning, seed, folder) == (Tuning(), 3, out / "unfinished")
-    assert json.loads((out / "tuning.json").read_text())["arms"] == made_tuning()["arms"]
-    page = (out / "tuning.md").read_text()
+    assert (
+        json.loads((out / "tuning.json").read_text(encoding="utf-8"))["arms"]
+        == made_tuning()["arms"]
+    )
+    page = (out / "tuning.md").read_text(encoding="utf-8")
     assert page.startswith("# Does small learn more")
     figures = [line[2:].partition("]")[0] for line in page.splitlines() if line.startswith("![")]
     assert figures == ["tuning_by_place.png", "tuning_by_time.png"]
@@ -208,7 +214,7 @@ def test_prompts_are_explained_in_every_quick_setting(judged, explained_by, lear
 
 @pytest.mark.slow
 def test_faithfulness_is_written_by_kinds_with_its_settings(judged):
-    document = json.loads((judged / "faithfulness.json").read_text())
+    document = json.loads((judged / "faithfulness.json").read_text(encoding="utf-8"))
     settings = {name: one._asdict() for name, one in QUICK.items()}
     assert document["settings"] == json.loads(json.dumps(settings))
     assert list(document["kinds"]) == [
@@ -221,9 +227,9 @@ def test_faithfulness_is_written_by_kinds_with_its_settings(judged):
 
 @pytest.mark.slow
 def test_the_page_of_faithfulness_has_its_numbers_and_a_figure(judged, capsys):
-    kinds = json.loads((judged / "faithfulness.json").read_text())["kinds"].values()
+    kinds = json.loads((judged / "faithfulness.json").read_text(encoding="utf-8"))["kinds"].values()
     scores = [kind["measures"]["influence"]["datamodeling score"]["value"] for kind in kinds]
-    page = (judged / "faithfulness.md").read_text()
+    page = (judged / "faithfulness.md").read_text(encoding="utf-8")
     for text in (page, capsys.readouterr().out):
         assert f"influence {min(scores):.2f} to {max(scores):.2f} for 3 passes" in text
     assert "The 270 weights were learnt here from 8 prompts" in page
