@@ -432,7 +432,9 @@ def test_modelopts_own_file_says_it_too(tmp_path):
 def test_modelopts_own_file_says_it_in_an_object(tmp_path, said, message):
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     save_file(STORED["NVFP4"][1], tmp_path / WHOLE)
-    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": said}))
+    (tmp_path / "hf_quant_config.json").write_text(
+        json.dumps({"quantization": said}), encoding="utf-8"
+    )
     with pytest.raises(ValueError, match=message):
         open_checkpoint(tmp_path)
 
