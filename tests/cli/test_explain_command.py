@@ -663,7 +663,7 @@ def test_what_the_model_cannot_be_asked_is_refused_before_it_answers(
 
     monkeypatch.setattr(explain_command, "answer_contexts", answer)
     data = tmp_path / "data.jsonl"
-    data.write_text(2 * '{"prompt": "abc"}\n')
+    data.write_text(2 * '{"prompt": "abc"}\n', encoding="utf-8")
     (tmp_path / "weights").mkdir()
     folder = write_with_letters(tmp_path / "weights", CONFIGS["llama"])
     arguments = ["--data", str(data), "--loss", "answer", "--out", str(tmp_path / "out")]

@@ -309,5 +309,7 @@ def test_what_is_not_finite_is_null(tmp_path):
 @pytest.mark.parametrize("arguments", [[], None, "loss"])
 def test_a_record_that_no_run_wrote_has_no_arguments(arguments, tmp_path):
     """As of another program, whose file is called run.json too."""
-    (tmp_path / "run.json").write_text(json.dumps({"finished": {}, "arguments": arguments}))
+    (tmp_path / "run.json").write_text(
+        json.dumps({"finished": {}, "arguments": arguments}), encoding="utf-8"
+    )
     assert finished_arguments(tmp_path, "first") == {}

@@ -235,10 +235,10 @@ def test_another_process_finds_what_was_compiled(tmp_path):
 def test_only_files_that_jax_named_are_removed(settings, monkeypatch, tmp_path):
     """A folder of one's own may hold what ends alike: files and folders stay."""
     monkeypatch.setattr(program_cache, "MOST", 0)
-    (tmp_path / "http-cache").write_text("mine")
+    (tmp_path / "http-cache").write_text("mine", encoding="utf-8")
     (tmp_path / "my-cache").mkdir()
     (tmp_path / program("folder")).mkdir()
-    (tmp_path / program("jit_f")).write_text("a program")
+    (tmp_path / program("jit_f")).write_text("a program", encoding="utf-8")
     keep_programs(["--cache", str(tmp_path), "rates"])
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"http-cache", "my-cache", program("folder")}

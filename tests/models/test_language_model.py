@@ -160,6 +160,6 @@ def test_a_gguf_file_is_known_by_how_it_begins(folder):
     unnamed = LanguageModel.open(file.rename(folder / "sha256-1f2e"))
     assert unnamed.end_ids == (4, 9)
     np.testing.assert_array_equal(logits(unnamed.network), expected)
-    (folder / "text").write_text("GGU")
+    (folder / "text").write_text("GGU", encoding="utf-8")
     with pytest.raises(ValueError, match="folder: got .*text, expected"):
         models.load(folder / "text")

@@ -625,10 +625,10 @@ def test_an_empty_text_is_told_by_its_number_of_tokens(tmp_path, letters):
     """Of a line, of a file, and of a prompt whose answer and foil are compared."""
     data = lines(tmp_path, {"text": ""})
     empty = tmp_path / "empty.txt"
-    empty.write_text("")
+    empty.write_text("", encoding="utf-8")
     both = "got 0 tokens.*, expected at least two"
     contrast = tmp_path / "contrast.jsonl"
-    contrast.write_text(json.dumps({"prompt": "", "answer": "", "foil": "a"}))
+    contrast.write_text(json.dumps({"prompt": "", "answer": "", "foil": "a"}), encoding="utf-8")
     for tokenizer in (letters.tokenizer, None):
         model = model_with(tokenizer)
         for file in (data, empty):
@@ -640,7 +640,7 @@ def test_an_empty_text_is_told_by_its_number_of_tokens(tmp_path, letters):
 
 def test_a_text_is_told_every_loss_that_it_can_be_asked_by(tmp_path, letters):
     data = tmp_path / "data.txt"
-    data.write_text("abc")
+    data.write_text("abc", encoding="utf-8")
     named = "expected next-token or last-token or own-margin"
     with pytest.raises(ValueError, match=f"loss: got contrast with .*{named}"):
         read_prompts(data, letters, "contrast", 5)

@@ -41,7 +41,9 @@ def test_a_folders_template_and_its_marks(tmp_path):
 
 def test_a_processors_own_file_has_the_template_that_the_options_do_not_state(tmp_path):
     """Older files of models that see images have it in ``chat_template.json`` alone."""
-    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "a processor's"}))
+    (tmp_path / "chat_template.json").write_text(
+        json.dumps({"chat_template": "a processor's"}), encoding="utf-8"
+    )
     assert template_of(tmp_path).source == "a processor's"
     options(tmp_path, bos_token="<s>")
     template = template_of(tmp_path)
@@ -55,7 +57,7 @@ def test_marks_that_the_options_do_not_state_are_those_of_the_map(tmp_path):
     options(tmp_path, chat_template="own", eos_token="</s>", pad_token=None)
     words = {"bos_token": {"content": "<s>"}, "eos_token": "<other>", "pad_token": "<pad>"}
     more = {"additional_special_tokens": ["<a>"]}
-    (tmp_path / "special_tokens_map.json").write_text(json.dumps(words | more))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(words | more), encoding="utf-8")
     assert template_of(tmp_path).marks == {"bos_token": "<s>", "eos_token": "</s>"}
 
 
