@@ -274,7 +274,8 @@ def layer_products(
     if is_flow:
         cure = "Leave it out: ObservedTokens observe all of their layers."
         depth = layers if depth is None else depth
-        depth = as_int(depth, "depth", least=layers, most=layers, cure=cure)
+        expected = f"{layers}, the layers of the flow"
+        depth = as_int(depth, "depth", least=layers, most=layers, expected=expected, cure=cure)
     else:
         cure = "Pass how many layers the observations run through, of which they may show fewer."
         depth = as_int(depth, "depth", cure=cure)

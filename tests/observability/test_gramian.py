@@ -479,7 +479,7 @@ def test_products_are_counted_as_the_cost_model_says():
     assert gramian.layer_products(see, x, jnp.array([1])) == {"forward": 16, "reverse": 24}
     assert gramian.layer_products(see, x, depth=4) == gramian.layer_products(see, x)
     assert gramian.layer_products(lambda x: see(x), x, depth=4) == {"forward": 96, "reverse": 64}
-    with pytest.raises(ValueError, match=r"depth: got 2, .+ at least 4\. Leave it out: Observed"):
+    with pytest.raises(ValueError, match=r"depth: got 2, expected 4, the .+\. Leave it out"):
         gramian.layer_products(see, x, depth=2)
     with pytest.raises(ValueError, match=r"depth: got None, .+ how many layers the obs"):
         gramian.layer_products(lambda x: see(x), x)
