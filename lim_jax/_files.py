@@ -142,9 +142,15 @@ def _lines_of_docx(part: Any) -> Iterator[str]:
         if rows is None:
             yield block.text
             continue
+        above: set[Any] = set()
         for row in rows:
             cells = {cell._tc: cell for cell in row.cells}  # a merged one comes for each column
-            yield "\t".join("\n".join(_lines_of_docx(cell)) for cell in cells.values())
+            texts = [
+                "" if merged in above else "\n".join(_lines_of_docx(cell))
+                for merged, cell in cells.items()
+            ]
+            above.update(cells)  # and for each row
+            yield "\t".join(texts)
 
 
 def parsed_json(text: str, where: str, cure: str) -> Any:
