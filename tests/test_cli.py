@@ -69,7 +69,7 @@ def test_rates_prints_the_table_and_writes_files(monkeypatch, tmp_path, undrawn,
     lines = printed.splitlines()
     assert lines[1].split()[2:] == ["1.00", "1.00", "1.00", "±", "0.00", "holds", "3", "1.0e-09"]
     assert "a better rule: attention, mean square" in printed
-    assert "2 of 2 orders and bounds are as expected." in printed
+    assert "2 of 2 limits have the expected order, and break no bound." in printed
     folder = tmp_path / "new" / "folder"
     written = {path.name for path in folder.iterdir()}
     figures = {
@@ -102,7 +102,7 @@ def test_rates_fails_on_a_wrong_order_and_on_a_broken_bound(monkeypatch, tmp_pat
     printed = capsys.readouterr().out
     marked = {line.split("  ")[0] for line in printed.splitlines() if "DIFFERS" in line}
     assert marked == {"loss, tokens", "split, defect"}
-    assert "BROKEN" in printed and "1 of 3 orders" in printed
+    assert "BROKEN" in printed and "1 of 3 limits have" in printed
 
 
 def test_a_row_of_the_table_is_a_real_study(monkeypatch, tmp_path, undrawn):
@@ -444,7 +444,7 @@ def test_rates_of_chosen_studies_sizes_and_matrices(monkeypatch, tmp_path, capsy
         assert row["refinements"] == [20, 40, 80, 160]
         found.append(row["errors"])
     assert not np.allclose(*found, rtol=1e-2)
-    assert "1 of 1 orders and bounds" in capsys.readouterr().out
+    assert "1 of 1 limits have the expected order" in capsys.readouterr().out
     assert (out / "attention.png").read_bytes().startswith(b"\x89PNG")
     assert "</svg>" in (out / "attention.svg").read_text(encoding="utf-8")
 

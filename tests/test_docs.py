@@ -274,7 +274,10 @@ def test_the_table_of_limits_and_its_pictures_are_those_of_the_results(tmp_path)
     rows = limits["results"]()["rates"]
     assert all(row["agrees"] for row in rows)
     text = limits["PAGE"].read_text(encoding="utf-8")
-    assert f"Of {len(rows)} orders\nand bounds {len(rows)} are as expected" in text
+    assert f"Of {len(rows)} limits\n{len(rows)} have the expected order;" in text
+    verdicts = [row["verdict"] for row in rows]
+    assert {*verdicts} == {"measured", "no bound"}
+    assert f"constants of the {verdicts.count('measured')} that have one are samples" in text
     with numbered():
         limits["draw"](tmp_path)
     plt.close("all")

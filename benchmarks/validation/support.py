@@ -353,15 +353,15 @@ say that the answer is right. Every answer is a row of [support.csv](support.csv
 that are trained for such questions are [asked the same](trained_support.md).
 """
 FINDING = """\
-**Of answers that no document has, {wrong:.0%} are said to be supported by one; of answers that a
-document of one sentence states, {missed:.0%} are said to have none, and {right:.0%} to have one**
-({count} answers by a small model). `lim-jax ask` takes the document that scores most out of the
-text. Where the answer then loses {supported} of log odds or more, on average over its tokens, the
-document is said to support it; where it loses less than {unsupported}, and all documents together
-give it less than {little}, no document is. An answer whose log odds are below {unlikely} with all
-documents, so that the model would hardly give it, is not said to be supported by one; nor is one
-that it gives without the document too, and to which all documents together give less than
-{little}."""
+**Of answers whose words no document has, {wrong:.0%} are said to be supported by one; of answers
+that a document of one sentence states, {missed:.0%} are said to have none, and {right:.0%} to
+have one** ({count} answers by a small model). `lim-jax ask` takes the document that scores most
+out of the text. Where the answer then loses {supported} of log odds or more, on average over its
+tokens, the document is said to support it; where it loses less than {unsupported}, and all
+documents together give it less than {little}, no document is. An answer whose log odds are below
+{unlikely} with all documents, so that the model would hardly give it, is not said to be supported
+by one; nor is one that it gives without the document too, and to which all documents together
+give less than {little}."""
 BY_ITSELF = """\
 Of the answers that {who} gave, which are what `lim-jax ask` explains unless it is told another,
 {wrong} of {absent} that no document has are said to be supported, and {right} of {stated} that a

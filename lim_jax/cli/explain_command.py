@@ -80,8 +80,9 @@ def explain(
 
     Args:
         data: A text, PDF or .docx, cut into contexts; or JSON lines (a file named .jsonl), each
-            with "text", or with "prompt" and "answer", each a context, whole. Of a line without
-            an answer the model's own is explained.
+            with "text", "prompt", "documents" and "question", or "messages" of a chat, each a
+            context, whole. Of a line without "answer" the model's own is explained, unless the loss
+            asks for none.
         max_length: The most tokens of a context: a text is cut, a longer line is refused.
         contexts: How many contexts to average over. By default as many as make two standard errors
             of LIM less than 0.1, or as are explained in a minute or so; at least two, if there

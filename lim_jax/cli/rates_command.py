@@ -84,6 +84,7 @@ def _report_rates(rows: Sequence[Row], curves: Mapping[str, Sequence[Curve]], ou
         )
     print(rates_table(list(rows)))
     missed = [row.name for row in rows if not row.agrees]
-    print(f"{len(rows) - len(missed)} of {len(rows)} orders and bounds are as expected.")
+    right = f"{len(rows) - len(missed)} of {len(rows)} limits"
+    print(f"{right} have the expected order, and break no bound.")
     print(f"Wrote rates.json, rates.csv and figures to {out}.")
     return 1 if missed else 0

@@ -53,7 +53,7 @@ def _report_section4(results: Section4, numbers: dict[str, Any], out: Path) -> i
     print(beyond_the_paper(numbers))
     missed = [comparison.name for comparison in comparisons if not comparison.agrees]
     print(f"{len(comparisons) - len(missed)} of {len(comparisons)} printed figures agree.")
-    print(f"Wrote section4.json and four figures to {out}.")
+    print(f"Wrote section4.json, section4.csv and four figures to {out}.")
     return 1 if missed else 0
 
 

@@ -92,7 +92,7 @@ def test_the_page_counts_verdicts_on_questions_that_chose_no_threshold():
     assert "| one sentence | a document states it | 8 | 8 | 0 | 0 |" in page
     assert "| one sentence | no document has its words | 16 | 0 | 0 | 16 |" in page
     assert "| prose | a document has its words, of something else | 4 | 0 | 4 | 0 |" in page
-    assert "0% are said to be supported by one" in page and "100% to have one**" in page
+    assert "0% are said to be supported by one" in page and "and 100% to\nhave one**" in page
     assert "(48 answers by a small model)" in page and "the first 4 questions" in page
     assert "0 of 24 that no document has are said to be supported, and 12 of 12 that" in page
 
