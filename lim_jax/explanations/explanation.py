@@ -172,7 +172,7 @@ def explain(
         asked alike.
     regions
         Regions on ``token_grid(L, model.embedding.dtype)``; of contexts of several lengths on any
-        token grid, to which their profiles are carried.
+        token grid, to which their profiles are carried, and with no position left out.
     key
         The random key of the norms' starts and of the bootstrap.
     depth

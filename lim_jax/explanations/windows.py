@@ -39,6 +39,26 @@ def require_windows(model: Any, windows: Any, regions: Any) -> None:
         "after it."
     )
     require(fits, "windows", got=got, expected=expected, cure=cure)
+    _require_positions_of_all(windows, regions)
+
+
+def _require_positions_of_all(windows: Windows, regions: Regions) -> None:
+    """Raise ValueError where regions leave out positions that a context does not have as they do.
+
+    A position that is left out on one grid names no token on a grid of another length.
+    """
+    length = regions.grid.size
+    lengths = [len(window) - 1 for window in windows]
+    shortest = min(lengths)
+    longest = max(lengths)
+    left_out = len(regions.left_out)
+    require(
+        not left_out or shortest == longest == length,
+        "regions",
+        got=f"{left_out} of {length} positions left out, and contexts of {shortest} to {longest}",
+        expected="no position left out where a context's length is not that of the regions",
+        cure="Pass regions of boundary_regions as they are, or contexts of their length.",
+    )
 
 
 def require_query_weights(query_weights: Any, windows: Windows) -> None:
