@@ -13,7 +13,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import (
@@ -27,10 +26,11 @@ from lim_jax._checks import (
     require_floating,
     require_floats,
     require_indices,
+    require_kind,
     require_name,
 )
 from lim_jax._jit import filter_jit
-from lim_jax.grid.measure import Grid
+from lim_jax.grid.measure import Grid, require_grid
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.slots import State
 
@@ -67,9 +67,10 @@ class ObservedTokens(eqx.Module):
     Raises
     ------
     ValueError
-        If the positions are no whole numbers along one axis, or none.
+        If the flow is no ResidualFlow, the grid no Grid, the positions are no whole numbers along
+        one axis, or none; or, when called, if the readout keeps not a row for each position.
     EquinoxRuntimeError
-        If the grid has no such position; those that are traced are not compared with it.
+        If the grid has no such position.
 
     Examples
     --------
@@ -84,11 +85,12 @@ class ObservedTokens(eqx.Module):
     positions: Int[Array, " queries"]
     readout: Callable[[State, Grid], State] | None = None
 
-    def __check_init__(self):
-        """Raise an error unless positions are whole numbers, and the grid's where known."""
+    def __post_init__(self):
+        """Raise an error at other kinds; guard positions, as one that is missing reads another."""
+        require_kind(self.flow, ResidualFlow, "flow", "Make it with network.ResidualFlow.")
+        require_grid(self.grid)
         require_indices(self.positions, "positions")
-        if not isinstance(self.positions, Tracer):
-            guarded_positions(self.positions, self.grid.weights)
+        self.positions = guarded_positions(self.positions, self.grid.weights)
 
     def __call__(self, x: State) -> Float[Array, "depth observed"]:
         r"""Observe :math:`X_0, \dots, X_{M-1}` from the input `x`.
@@ -119,6 +121,10 @@ class ObservedTokens(eqx.Module):
             The features of the observed tokens, one after the other.
         """
         features = state if self.readout is None else self.readout(state, self.grid)
+        # JAX clips a row that is not there to the last one.
+        name = "state" if self.readout is None else "readout"
+        cure = "Return a row of features for each position."
+        require_floats(features, name, "length *features", cure, length=self.grid.size)
         return features[self.positions].ravel()
 
 
