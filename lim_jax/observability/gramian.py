@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import (
+    ARRAYS,
     as_finite,
     as_int,
     as_nonnegative,
@@ -40,7 +41,7 @@ Positions = Int[Array, " positions"]
 Steps = float | Float[Array, " depth"]
 Mode = Literal["cheapest", "forward", "reverse"]
 LEFT_OUT = "Pass 0 as the weight of a layer to leave it out."
-ONE_EACH = "Pass a number, or one weight for each layer."
+STEP_CURE = "Pass a number, or jnp.array of one float for each layer."
 
 
 class ObservedTokens(eqx.Module):
@@ -366,12 +367,12 @@ def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Ar
         step = as_nonnegative(as_finite(step, "step"), "step", LEFT_OUT)
         return jnp.full(layers, step, observed.dtype)
     # Under jit NumPy's whole numbers are arrays.
-    if isinstance(step, Array) and not step.ndim and jnp.issubdtype(step.dtype, jnp.integer):
+    if isinstance(step, ARRAYS) and jnp.issubdtype(step.dtype, jnp.integer):
         step = step.astype(observed.dtype)
-    require_floating(step, "step", cure=ONE_EACH)
+    require_floating(step, "step", cure=STEP_CURE)
     got = f"shape {step.shape}"
     expected = f"a number, or shape {layers}"
-    require(step.shape in ((), layers), "step", got=got, expected=expected, cure=ONE_EACH)
+    require(step.shape in ((), layers), "step", got=got, expected=expected, cure=STEP_CURE)
     weights = as_nonnegative(error_if_not_finite(step, "step"), "step", LEFT_OUT)
     return jnp.broadcast_to(weights.astype(observed.dtype), layers)
 

@@ -148,6 +148,25 @@ def test_a_weight_of_layers_may_be_a_number_of_numpy(kind, as_users_run):
     np.testing.assert_array_equal(gramians, 2 * np.ones((2, 1, 1)))
 
 
+@pytest.mark.parametrize("make", [jnp.array, np.array])
+def test_weights_of_layers_may_be_whole_numbers(make, as_users_run):
+    """A layer that is left out and one that is not: such weights were refused, one 1 was not."""
+    x = jnp.arange(1.0, 4.0)[:, None]
+
+    def observations(x):
+        return jnp.concatenate([x, 10 * x], axis=1).T
+
+    gramians = observability_gramians(observations, x, make([1, 0]))
+    np.testing.assert_array_equal(gramians.ravel(), [1, 1, 1])
+    gramians = observability_gramians(observations, x, make([0, 2]))
+    np.testing.assert_array_equal(gramians.ravel(), [200, 200, 200])
+    np.testing.assert_array_equal(gramian.layer_steps(make([1, 0]), jnp.ones((2, 1))), [1, 0])
+    with pytest.raises(ValueError, match=r"Pass a number, or jnp\.array of one float for each"):
+        observability_gramians(observations, x, [1.0, 0.0])
+    with pytest.raises(RuntimeError, match="step: got a number below zero"):
+        observability_gramians(observations, x, make([1, -1]))
+
+
 def test_the_deviation_of_equal_gramians_is_zero_and_so_is_its_derivative():
     equal = jnp.ones((2, 3, 3))
     moments = jax.jit(lambda gramians: gaussian_probe_moments(gramians, lim.token_grid(2), 1))
