@@ -214,6 +214,15 @@ def test_explanations_are_of_depths_before_the_last_state():
             explained(last_token, depth)
 
 
+def test_the_context_that_is_none_is_named(as_users_run):
+    """Else the first of the list was shown, which is a right one."""
+    row = windows()[0]
+    floats = jnp.ones(5)
+    for others, got in (([floats], "float64 with shape .5,."), ([row[:1]], "shape .1,.")):
+        with pytest.raises(ValueError, match=f"windows: got an array of .*{got} at index 1, "):
+            require_windows(model(), [row, *others], REGIONS)
+
+
 def test_positions_are_left_out_of_contexts_of_the_regions_length_alone():
     """Else the last of eight positions was left out of some numbers, and of a shorter context's of
     none: position 7 of 8 names no token of 6."""
