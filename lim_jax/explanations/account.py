@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import as_int, require_floats, require_kind
+from lim_jax._checks import as_int, require_floats, require_kind, require_known
 from lim_jax._jit import cached_jit, filter_jit
 from lim_jax.adjoint.hops import pull_back_hops
 from lim_jax.adjoint.sites import most_heads, require_attention
@@ -79,7 +79,8 @@ def account_of_context(
 ) -> TokenBreakdown:
     """Account for the influence of every token of one context.
 
-    Compiled once for each padded length (`models.padded_length`), precision and loss.
+    Compiled once for each padded length (`models.padded_length`), precision and loss. Not for use
+    inside a transformation of the window or the weights, whose numbers say how much is computed.
 
     Parameters
     ----------
@@ -106,8 +107,8 @@ def account_of_context(
     Raises
     ------
     ValueError
-        If the window is no array of at least two ids, there is not a weight for each position, the
-        depth is not that before a layer, or the loss is another.
+        If the window is no array of at least two ids, there is not a weight for each position, one
+        of the two is traced, the depth is not that before a layer, or the loss is another.
     EquinoxRuntimeError
         If an id is outside the vocabulary, the weights do not sum to one, or the loss or an energy
         is not finite.
@@ -126,6 +127,8 @@ def account_of_context(
     require_window(window, "window")
     length = window.shape[0] - 1
     require_floats(query_weights, "query_weights", "length", length=length)
+    require_known(window, "window")
+    require_known(query_weights, "query_weights")
     depth = as_depth(depth, model.flow)
     loss = as_loss_of_logits(loss)
     size = padded_size(model, length)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from lim_jax._checks import require_key, require_name
+from lim_jax._checks import require_key, require_known, require_name
 from lim_jax._jit import cached_jit, filter_jit
 from lim_jax.adjoint.certificate import Certificate, certificate_table
 from lim_jax.adjoint.cone import cone_mass
@@ -157,7 +157,7 @@ def explain(
     """Measure the density, channels, hops, heads and certificates of a model on contexts.
 
     It takes the time of some two gradients for each context, and that of the certificates. Not for
-    use inside `jax.jit`: certificates judge concrete numbers.
+    use inside a transformation: certificates judge concrete numbers.
 
     Parameters
     ----------
@@ -197,14 +197,18 @@ def explain(
     ------
     ValueError
         If windows, weights or regions do not fit one another, the depth is not that before a layer,
-        or the loss is another.
+        the loss is another, or the model, the windows, the weights or the key are traced.
     EquinoxRuntimeError
         If an id is outside the vocabulary, or weights do not sum to one.
     """
     require_windows(model, windows, regions)
     require_query_weights(query_weights, windows)
+    require_known(model, "model")
+    require_known(windows, "windows")
+    require_known(query_weights, "query_weights")
     loss = as_loss_of_logits(loss)
     require_key(key)
+    require_known(key, "key")
     require_name(
         certificates,
         ("deciding", "all"),

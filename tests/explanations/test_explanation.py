@@ -214,6 +214,21 @@ def test_explanations_are_of_depths_before_the_last_state():
             explained(last_token, depth)
 
 
+def test_an_explanation_inside_a_transformation_is_refused(as_users_run):
+    """Else it ended in JAX's TracerArrayConversionError, without what to do."""
+    given = {
+        "model": model(),
+        "windows": windows(),
+        "query_weights": last_token(LENGTH),
+        "key": jax.random.key(3),
+    }
+    explain = partial(lim.explanations.explain, regions=REGIONS, **given)
+    traced = eqx.filter_jit(lambda changed: explain(**changed))
+    for name, value in given.items():
+        with pytest.raises(ValueError, match=f"{name}: got traced arrays, .+ outside jax.jit"):
+            traced({name: value})
+
+
 def test_the_context_that_is_none_is_named(as_users_run):
     """Else the first of the list was shown, which is a right one."""
     row = windows()[0]
