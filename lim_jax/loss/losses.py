@@ -5,6 +5,7 @@ a position counts, and query weights that are negative or do not sum to one, rai
 EquinoxRuntimeError. NaN and infinity in logits and labels pass on.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ Labels = Float[Array, "length vocabulary"] | Int[Array, " length"]
 # Logits as few as those of some last tokens are kept for the way back, which reads the head anyway.
 LOGITS = "logits"
 FEW_LOGITS = 2**22
+FEW_EPS = 4  # A sum, a quotient and what they are of are each rounded by half an eps at most.
 
 
 class Slices(NamedTuple):
@@ -498,13 +500,17 @@ def _masked_at_weight_zero(
 def checked_queries(query_weights: Float[Array, " length"]) -> Float[Array, " length"]:
     """Return query weights; raise where one is negative or their sum is not one."""
     require_floats(query_weights, "query_weights", "length")
-    rounding = jnp.sqrt(jnp.finfo(query_weights.dtype).eps)
+    precision = jnp.finfo(query_weights.dtype)
+    total = query_weights.sum(dtype=jnp.float32 if precision.bits < 32 else query_weights.dtype)
+    # Weights rounded one by one change a sum of one by less than a few eps, however many they are.
+    of_sum = math.sqrt(float(jnp.finfo(total.dtype).eps))
+    rounding = max(FEW_EPS * float(precision.eps), of_sum)
     return error_if_got(
         query_weights,
         "query_weights",
         got={
             "a weight below zero or NaN": ~(query_weights >= 0),
-            "another sum": jnp.abs(query_weights.sum() - 1) > rounding,
+            "another sum": jnp.abs(total - 1) > rounding,
         },
         expected="non-negative weights that sum to one",
         cure="Divide them by their sum.",

@@ -22,7 +22,7 @@ from lim_jax.loss import (
     positionwise_cross_entropy,
     teacher_forcing,
 )
-from lim_jax.loss.losses import Slices, sliced_cross_entropy, sliced_margin_loss
+from lim_jax.loss.losses import Slices, checked_queries, sliced_cross_entropy, sliced_margin_loss
 from lim_jax.loss.readouts import hat
 
 GRID = lim.token_grid(12)
@@ -260,6 +260,20 @@ def test_a_margin_is_one_answers_over_at_least_one_other_class(as_users_run):
         jax.block_until_ready(margins(logits, jnp.array([0, 3]), weights))
     with pytest.raises(eqx.EquinoxRuntimeError, match="weights that sum to one"):
         jax.block_until_ready(margins(logits, jnp.array([0, 1]), 2 * weights))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, np.float32, np.float64])
+def test_query_weights_of_few_bits_sum_to_one_as_others_do(dtype, as_users_run):
+    """Else weights whose sum is 5 % too large passed in bfloat16, and so did a loss of 1.05 times
+    the mean; weights that are equal, or divided by their sum, are right in any precision."""
+    for length in (3, 100, 4999):
+        equal = teacher_forcing(length).astype(dtype)
+        shares = jnp.linspace(0.5, 1.5, length).astype(dtype)
+        for weights in (equal, shares / shares.sum()):
+            np.testing.assert_array_equal(checked_queries(weights), weights)
+    for wrong in (0.525, 0.475):
+        with pytest.raises(eqx.EquinoxRuntimeError, match="query_weights: got another sum"):
+            checked_queries(jnp.full(2, wrong, dtype))
 
 
 def test_errors_of_losses_name_the_callers_own_arguments(as_users_run):
