@@ -26,7 +26,9 @@ from lim_jax.network.slots import State
 
 PerPosition = Float[Array, " length"]
 
-FEW = 8  # Rows by themselves take whole rows of attention: an eighth of them costs less than all.
+# Pulling back single rows reads whole rows of attention, so it pays only where at most one row in
+# FEW asks.
+FEW = 8
 HOPS = ("0 hops", "1 hop", "2 hops", "3 or more hops")
 
 
@@ -212,7 +214,8 @@ def parts_of_context(
 ) -> ContextParts:
     """Split one context's adjoint into its parts, in one sweep back with a program per layer.
 
-    At the few `positions` that ask alone the covector of no hops is not zero, which saves a fourth.
+    `positions`, if given, are the only ones where the covector without hops is not zero, which
+    saves a fourth.
     """
     require_attention(flow)
     x, y = example

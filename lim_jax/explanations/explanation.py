@@ -46,7 +46,7 @@ from lim_jax.explanations.windows import (
     require_windows,
 )
 from lim_jax.grid.measure import Grid
-from lim_jax.grid.partition import REGIONS, Regions, regional_averages
+from lim_jax.grid.partition import MIDDLE, REGIONS, RIGHT, Regions, regional_averages
 from lim_jax.models.causal import CausalLM, LossOfLogits, as_loss_of_logits
 from lim_jax.network.slots import State
 from lim_jax.probes import Estimate, sample_mean
@@ -110,7 +110,10 @@ class Explanation(NamedTuple):
         return regional_averages(self.hop_energies.T, self.influence.regions)
 
     def record(self) -> dict[str, Any]:
-        """Return everything as plain numbers and strings."""
+        """Return the averages and certificates as plain numbers and strings.
+
+        The energies of single contexts are not among them.
+        """
         regions = self.influence.regions
         energies = self.regional
         without_queries = self.without_queries
@@ -322,7 +325,7 @@ def _reduce_context(
         "hop_energies": on_common_grid(parts.hop_energies),
         "head_energies": parts.head_energies,
         "products": regional_channels(vectors[None], regions).products[0],
-        "terminal": regions.grid.weights @ squares(vectors[0]),
+        "terminal": regions.grid.weights @ squares(vectors[RESIDUAL]),
     }
     return measurement, energy
 
@@ -340,7 +343,8 @@ def _average(
     """Average over contexts what `_reduce_context` measured, as the fields of an `Explanation`."""
     energies = measurements["energy"]
     products = measurements["products"]
-    contrasts = products[:, 2, 0, 0] - products[:, 1, 0, 0]
+    terminal = products[:, :, RESIDUAL, RESIDUAL]
+    contrasts = terminal[:, RIGHT] - terminal[:, MIDDLE]
     sizes = measurements["terminal"]
     contrast = contrasts.mean() / sizes.mean()
     # The error of a ratio of means, of which both vary with the contexts.

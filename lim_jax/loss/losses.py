@@ -194,10 +194,11 @@ def margin_loss(
     _require_answers(targets, logits.shape[1], "targets")
     classes = _known_classes(targets, logits.shape[1], query_weights != 0, "targets")[:, None]
     answers = jnp.take_along_axis(logits, classes, axis=1)[:, 0]
-    chosen = jnp.arange(logits.shape[1])[None, :] == classes
-    only = _masked_at_weight_zero(jnp.where(chosen, -jnp.inf, logits), query_weights)
-    hidden = jnp.where(only, 0, -jnp.inf)
-    others = jax.nn.logsumexp(jnp.where(chosen, hidden[:, None], logits), axis=1)
+    is_answer = jnp.arange(logits.shape[1])[None, :] == classes
+    no_others = _masked_at_weight_zero(jnp.where(is_answer, -jnp.inf, logits), query_weights)
+    # Where no other class is left and nothing is asked, 0 keeps the slope finite.
+    filler = jnp.where(no_others, 0, -jnp.inf)
+    others = jax.nn.logsumexp(jnp.where(is_answer, filler[:, None], logits), axis=1)
     return _weighted_sum(others - answers, query_weights)
 
 

@@ -162,7 +162,7 @@ def test_weights_of_layers_may_be_whole_numbers(make, as_users_run):
     np.testing.assert_array_equal(gramians.ravel(), [200, 200, 200])
     np.testing.assert_array_equal(gramian.layer_steps(make([1, 0]), jnp.ones((2, 1))), [1, 0])
     with pytest.raises(ValueError, match=r"Pass a number, or jnp\.array of one float for each"):
-        observability_gramians(observations, x, [1.0, 0.0])
+        observability_gramians(observations, x, [1.0, 0.0])  # pyright: ignore
     with pytest.raises(RuntimeError, match="step: got a number below zero"):
         observability_gramians(observations, x, make([1, -1]))
 
@@ -538,9 +538,9 @@ def test_a_traced_position_that_the_grid_has_not_is_no_last_one(as_users_run):
 def test_tokens_are_observed_of_a_flow_and_on_a_grid(as_users_run):
     """Else a length in the grid's place ended in an AttributeError, and no flow was accepted."""
     with pytest.raises(ValueError, match="grid: got 4, expected a Grid"):
-        ObservedTokens(FLOW, 4, jnp.array([0]))
+        ObservedTokens(FLOW, 4, jnp.array([0]))  # pyright: ignore
     with pytest.raises(ValueError, match="flow: got None, expected an instance of ResidualFlow"):
-        ObservedTokens(None, GRID, jnp.array([0]))
+        ObservedTokens(None, GRID, jnp.array([0]))  # pyright: ignore
 
 
 @pytest.mark.slow
