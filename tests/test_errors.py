@@ -453,7 +453,7 @@ STATIC = {
     ),
     "windows in a pair": (
         lambda: explained(windows=(WINDOWS, None)),
-        r"windows: got an array of int64 with shape \(2, 5\), expected ids, .*sample_windows",
+        r"windows: got an array of int64 with shape \(2, 5\) at index 0, expected ids, .*sample_",
     ),
     "windows without the id after them": (
         lambda: explained(windows=WINDOWS[:, 1:]),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lim_jax._checks import as_int, require_floats, require_kind
+from lim_jax._checks import as_int, require_floats, require_kind, require_known
 from lim_jax._jit import cached_jit, filter_jit
 from lim_jax.adjoint.hops import pull_back_hops
 from lim_jax.adjoint.sites import most_heads, require_attention
@@ -26,7 +26,9 @@ from lim_jax.network.slots import State
 
 PerPosition = Float[Array, " length"]
 
-FEW = 8  # Rows by themselves take whole rows of attention: an eighth of them costs less than all.
+# Pulling back single rows reads whole rows of attention, so it pays only where at most one row in
+# FEW asks.
+FEW = 8
 HOPS = ("0 hops", "1 hop", "2 hops", "3 or more hops")
 
 
@@ -79,7 +81,8 @@ def account_of_context(
 ) -> TokenBreakdown:
     """Account for the influence of every token of one context.
 
-    Compiled once for each padded length (`models.padded_length`), precision and loss.
+    Compiled once for each padded length (`models.padded_length`), precision and loss. Not for use
+    inside a transformation of the window or the weights, whose numbers say how much is computed.
 
     Parameters
     ----------
@@ -106,8 +109,8 @@ def account_of_context(
     Raises
     ------
     ValueError
-        If the window is no array of at least two ids, there is not a weight for each position, the
-        depth is not that before a layer, or the loss is another.
+        If the window is no array of at least two ids, there is not a weight for each position, one
+        of the two is traced, the depth is not that before a layer, or the loss is another.
     EquinoxRuntimeError
         If an id is outside the vocabulary, the weights do not sum to one, or the loss or an energy
         is not finite.
@@ -126,6 +129,8 @@ def account_of_context(
     require_window(window, "window")
     length = window.shape[0] - 1
     require_floats(query_weights, "query_weights", "length", length=length)
+    require_known(window, "window")
+    require_known(query_weights, "query_weights")
     depth = as_depth(depth, model.flow)
     loss = as_loss_of_logits(loss)
     size = padded_size(model, length)
@@ -209,7 +214,8 @@ def parts_of_context(
 ) -> ContextParts:
     """Split one context's adjoint into its parts, in one sweep back with a program per layer.
 
-    At the few `positions` that ask alone the covector of no hops is not zero, which saves a fourth.
+    `positions`, if given, are the only ones where the covector without hops is not zero, which
+    saves a fourth.
     """
     require_attention(flow)
     x, y = example

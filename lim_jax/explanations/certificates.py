@@ -22,7 +22,7 @@ from lim_jax.adjoint.criteria import (
     recency_survival,
 )
 from lim_jax.adjoint.krylov import NormBounds
-from lim_jax.adjoint.ledger import channels
+from lim_jax.adjoint.ledger import CONE, RESIDUAL, channels
 from lim_jax.adjoint.residual import amplification, interaction_norms
 from lim_jax.adjoint.sites import AttentionSites, attention_of, attention_sites
 from lim_jax.adjoint.tangent import kernel_factors
@@ -45,7 +45,7 @@ def survival_of_recency(
     scope: Judged,
 ) -> Certificate:
     """Judge `criteria.recency_survival` by a lower bound of c, and by the norms if it may hold."""
-    terminal = adjoints.vectors[:, 0]
+    terminal = adjoints.vectors[:, RESIDUAL]
     initial = adjoints.vectors.sum(axis=1)
     from_below = _products_from_below(adjoints.growths, depth)
     below = recency_survival(terminal, initial, from_below, regions)
@@ -72,7 +72,7 @@ def primacy_of_the_cone(
     if scope == "all" or float(least) > 0:
         cone = _joint_cone(model, terminal_loss, examples, regions.grid, depth)
         return primacy_noncancellation(cone, regions)
-    energy = (adjoints.vectors[:, 1] ** 2).sum(axis=2).mean(axis=0)
+    energy = (adjoints.vectors[:, CONE] ** 2).sum(axis=2).mean(axis=0)
     weights = regions.grid.weights
     length = jnp.cumsum(weights[::-1])[::-1]
     every = jnp.full_like(energy, least)

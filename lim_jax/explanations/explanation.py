@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from lim_jax._checks import require_key, require_name
+from lim_jax._checks import require_key, require_known, require_name
 from lim_jax._jit import cached_jit, filter_jit
 from lim_jax.adjoint.certificate import Certificate, certificate_table
 from lim_jax.adjoint.cone import cone_mass
@@ -46,7 +46,7 @@ from lim_jax.explanations.windows import (
     require_windows,
 )
 from lim_jax.grid.measure import Grid
-from lim_jax.grid.partition import REGIONS, Regions, regional_averages
+from lim_jax.grid.partition import MIDDLE, REGIONS, RIGHT, Regions, regional_averages
 from lim_jax.models.causal import CausalLM, LossOfLogits, as_loss_of_logits
 from lim_jax.network.slots import State
 from lim_jax.probes import Estimate, sample_mean
@@ -110,7 +110,10 @@ class Explanation(NamedTuple):
         return regional_averages(self.hop_energies.T, self.influence.regions)
 
     def record(self) -> dict[str, Any]:
-        """Return everything as plain numbers and strings."""
+        """Return the averages and certificates as plain numbers and strings.
+
+        The energies of single contexts are not among them.
+        """
         regions = self.influence.regions
         energies = self.regional
         without_queries = self.without_queries
@@ -157,7 +160,7 @@ def explain(
     """Measure the density, channels, hops, heads and certificates of a model on contexts.
 
     It takes the time of some two gradients for each context, and that of the certificates. Not for
-    use inside `jax.jit`: certificates judge concrete numbers.
+    use inside a transformation: certificates judge concrete numbers.
 
     Parameters
     ----------
@@ -172,7 +175,7 @@ def explain(
         asked alike.
     regions
         Regions on ``token_grid(L, model.embedding.dtype)``; of contexts of several lengths on any
-        token grid, to which their profiles are carried.
+        token grid, to which their profiles are carried, and with no position left out.
     key
         The random key of the norms' starts and of the bootstrap.
     depth
@@ -197,14 +200,18 @@ def explain(
     ------
     ValueError
         If windows, weights or regions do not fit one another, the depth is not that before a layer,
-        or the loss is another.
+        the loss is another, or the model, the windows, the weights or the key are traced.
     EquinoxRuntimeError
         If an id is outside the vocabulary, or weights do not sum to one.
     """
     require_windows(model, windows, regions)
     require_query_weights(query_weights, windows)
+    require_known(model, "model")
+    require_known(windows, "windows")
+    require_known(query_weights, "query_weights")
     loss = as_loss_of_logits(loss)
     require_key(key)
+    require_known(key, "key")
     require_name(
         certificates,
         ("deciding", "all"),
@@ -318,7 +325,7 @@ def _reduce_context(
         "hop_energies": on_common_grid(parts.hop_energies),
         "head_energies": parts.head_energies,
         "products": regional_channels(vectors[None], regions).products[0],
-        "terminal": regions.grid.weights @ squares(vectors[0]),
+        "terminal": regions.grid.weights @ squares(vectors[RESIDUAL]),
     }
     return measurement, energy
 
@@ -336,7 +343,8 @@ def _average(
     """Average over contexts what `_reduce_context` measured, as the fields of an `Explanation`."""
     energies = measurements["energy"]
     products = measurements["products"]
-    contrasts = products[:, 2, 0, 0] - products[:, 1, 0, 0]
+    terminal = products[:, :, RESIDUAL, RESIDUAL]
+    contrasts = terminal[:, RIGHT] - terminal[:, MIDDLE]
     sizes = measurements["terminal"]
     contrast = contrasts.mean() / sizes.mean()
     # The error of a ratio of means, of which both vary with the contexts.

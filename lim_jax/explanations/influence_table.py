@@ -14,7 +14,10 @@ def influence_table(influence: Influence, without_queries: Influence | None = No
 
 
 def contexts_needed(influence: Influence, width: float = 0.1) -> int | None:
-    """Estimate how many contexts make LIM known to `width` to either side; None from one alone."""
+    """Estimate how many contexts bring two standard errors of LIM to `width`; None from one alone.
+
+    Where |LIM| is above one, to `width` times |LIM|.
+    """
     error = float(influence.index_errors().lim)
     lim = float(influence.indices().lim)
     if not math.isfinite(error):

@@ -23,22 +23,51 @@ def require_windows(model: Any, windows: Any, regions: Any) -> None:
     require_kind(model, CausalLM, "model", "Take models.load(folder), or models.byte_model.")
     require_regions(regions)
     length = regions.grid.size
-    listed = isinstance(windows, Sequence)
-    rows = windows if listed else [windows]
-    are_ids = all(
-        isinstance(row, ARRAYS) and jnp.issubdtype(row.dtype, jnp.integer) for row in rows
-    )
-    if listed:
-        fits = are_ids and len(rows) > 0 and all(row.ndim == 1 and row.size > 1 for row in rows)
+    if isinstance(windows, Sequence):
+        others = [at for at, row in enumerate(windows) if not _is_row_of_ids(row)]
+        fits = len(windows) > 0 and not others
+        got = f"{described(windows[others[0]])} at index {others[0]}" if others else "none"
     else:
-        fits = are_ids and np.shape(windows)[1:] == (length + 1,) and len(windows) > 0
-    got = described(rows[0]) if rows else "none"
-    expected = f"ids, whole numbers of shape (examples, {length + 1}); or a list of rows of ids"
+        fits = _are_ids(windows) and windows.shape[1:] == (length + 1,) and len(windows) > 0
+        got = described(windows)
+    expected = (
+        f"ids, whole numbers of shape (examples, {length + 1}); or a list of rows of two or more"
+    )
     cure = (
         "Take models.sample_windows(ids, length, count): a window holds a context and the id "
         "after it."
     )
     require(fits, "windows", got=got, expected=expected, cure=cure)
+    _require_positions_of_all(windows, regions)
+
+
+def _are_ids(ids: Any) -> bool:
+    """Tell whether this is an array of whole numbers."""
+    return isinstance(ids, ARRAYS) and jnp.issubdtype(ids.dtype, jnp.integer)
+
+
+def _is_row_of_ids(row: Any) -> bool:
+    """Tell whether this is a context of at least one id with the id after it."""
+    return _are_ids(row) and row.ndim == 1 and row.size > 1
+
+
+def _require_positions_of_all(windows: Windows, regions: Regions) -> None:
+    """Raise ValueError where regions leave out positions that a context does not have as they do.
+
+    A position that is left out on one grid names no token on a grid of another length.
+    """
+    length = regions.grid.size
+    lengths = [len(window) - 1 for window in windows]
+    shortest = min(lengths)
+    longest = max(lengths)
+    left_out = len(regions.left_out)
+    require(
+        not left_out or shortest == longest == length,
+        "regions",
+        got=f"{left_out} of {length} positions left out, and contexts of {shortest} to {longest}",
+        expected="no position left out where a context's length is not that of the regions",
+        cure="Pass regions of boundary_regions as they are, or contexts of their length.",
+    )
 
 
 def require_query_weights(query_weights: Any, windows: Windows) -> None:

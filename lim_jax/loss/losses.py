@@ -5,6 +5,7 @@ a position counts, and query weights that are negative or do not sum to one, rai
 EquinoxRuntimeError. NaN and infinity in logits and labels pass on.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ Labels = Float[Array, "length vocabulary"] | Int[Array, " length"]
 # Logits as few as those of some last tokens are kept for the way back, which reads the head anyway.
 LOGITS = "logits"
 FEW_LOGITS = 2**22
+FEW_EPS = 4  # A sum, a quotient and what they are of are each rounded by half an eps at most.
 
 
 class Slices(NamedTuple):
@@ -91,9 +93,9 @@ def cross_entropy(
     """
     require_on_grid(logits, grid, "logits", "length vocabulary")
     if position_weights is None:  # then no weight is zero, which would be treated apart
-        return grid.weights @ _losses(logits, labels, is_query=jnp.array(True))
+        return grid.weights @ _losses(logits, labels, jnp.array(True), "labels")
     require_on_grid(position_weights, grid, "position_weights", "length")
-    return _weighted_cross_entropy(logits, labels, grid.weights * position_weights)
+    return _weighted_cross_entropy(logits, labels, grid.weights * position_weights, "labels")
 
 
 @filter_jit
@@ -139,7 +141,7 @@ def autoregressive_cross_entropy(
     >>> bool(jnp.allclose(loss, jnp.log(2)))
     True
     """
-    return _weighted_cross_entropy(logits, targets, checked_queries(query_weights))
+    return _weighted_cross_entropy(logits, targets, checked_queries(query_weights), "targets")
 
 
 @filter_jit
@@ -187,15 +189,16 @@ def margin_loss(
     True
     """
     query_weights = checked_queries(query_weights)
-    _require_labels(logits, targets)
+    _require_labels(logits, targets, "targets")
     _require_for_each(query_weights, logits[:, 0])
-    _require_answers(targets, logits.shape[1])
-    classes = _known_classes(targets, logits.shape[1], query_weights != 0)[:, None]
+    _require_answers(targets, logits.shape[1], "targets")
+    classes = _known_classes(targets, logits.shape[1], query_weights != 0, "targets")[:, None]
     answers = jnp.take_along_axis(logits, classes, axis=1)[:, 0]
-    chosen = jnp.arange(logits.shape[1])[None, :] == classes
-    only = _masked_at_weight_zero(jnp.where(chosen, -jnp.inf, logits), query_weights)
-    hidden = jnp.where(only, 0, -jnp.inf)
-    others = jax.nn.logsumexp(jnp.where(chosen, hidden[:, None], logits), axis=1)
+    is_answer = jnp.arange(logits.shape[1])[None, :] == classes
+    no_others = _masked_at_weight_zero(jnp.where(is_answer, -jnp.inf, logits), query_weights)
+    # Where no other class is left and nothing is asked, 0 keeps the slope finite.
+    filler = jnp.where(no_others, 0, -jnp.inf)
+    others = jax.nn.logsumexp(jnp.where(is_answer, filler[:, None], logits), axis=1)
     return _weighted_sum(others - answers, query_weights)
 
 
@@ -283,11 +286,17 @@ def contrast_loss(
     >>> bool(jnp.allclose(odds, jnp.log(0.2 * 0.75 / 0.8)))
     True
     """
-    for rows, ids in ((logits, answer), (foil_logits, foil)):
-        _require_labels(rows, ids)
-        _require_answers(ids, rows.shape[1])
-    losses = positionwise_cross_entropy(logits, answer)
-    return losses.sum() - positionwise_cross_entropy(foil_logits, foil).sum()
+    answer_losses = _losses_of_answer(logits, answer, "answer", "logits")
+    return answer_losses.sum() - _losses_of_answer(foil_logits, foil, "foil", "foil_logits").sum()
+
+
+def _losses_of_answer(
+    logits: Logits, answer: Int[Array, " length"], name: str, logits_name: str
+) -> Float[Array, " length"]:
+    """Compute the cross-entropy of each of an answer's tokens, one of several classes."""
+    _require_labels(logits, answer, name, logits_name)
+    _require_answers(answer, logits.shape[1], name, logits_name)
+    return _losses(logits, answer, jnp.array(True), name)
 
 
 @filter_jit
@@ -324,7 +333,7 @@ def positionwise_cross_entropy(logits: Logits, labels: Labels) -> Float[Array, "
     >>> positionwise_cross_entropy(jnp.zeros((2, 2)), labels).round(4).tolist()
     [0.6931, 0.6931]
     """
-    return _losses(logits, labels, is_query=jnp.array(True))
+    return _losses(logits, labels, jnp.array(True), "labels")
 
 
 @filter_jit
@@ -361,29 +370,29 @@ def logit_residual(logits: Logits, labels: Labels) -> Logits:
     >>> logit_residual(jnp.zeros((1, 2)), jnp.array([[3.0, 1.0]])).tolist()
     [[-1.0, 1.0]]
     """
-    _require_labels(logits, labels)
+    _require_labels(logits, labels, "labels")
     likely = jax.nn.softmax(logits, axis=1)
     if _class_numbers(labels):
-        classes = _known_classes(labels, logits.shape[1], jnp.array(True))
+        classes = _known_classes(labels, logits.shape[1], jnp.array(True), "labels")
         return likely.at[jnp.arange(logits.shape[0]), classes].add(-1)
     return labels.sum(axis=1, keepdims=True) * likely - labels
 
 
-def _require_answers(targets: Labels, classes: int) -> None:
+def _require_answers(targets: Labels, classes: int, name: str, logits_name: str = "logits") -> None:
     """Raise ValueError unless targets are class numbers, and there are several classes."""
     require(
         _class_numbers(targets),
-        "targets",
+        name,
         got=described(targets),
         expected="class numbers, one for each position",
         cure="Pass the number of the answer's class at each position.",
     )
     require(
         classes > 1,
-        "logits",
+        logits_name,
         got=f"{classes}",
         expected="at least two classes",
-        cure="Pass logits of several classes: a margin is one class over the others.",
+        cure="Pass logits of several classes: odds are of one class over the others.",
     )
 
 
@@ -403,7 +412,7 @@ def sliced_margin_loss(
 ) -> Scalar:
     """Compute `margin_loss` slice by slice, without all logits at once."""
     weights = checked_queries(query_weights)
-    _require_answers(targets, slices.classes)
+    _require_answers(targets, slices.classes, "targets")
     answers, others = _answers_and_others(slices, targets, weights)
     return _weighted_sum(others - answers, weights)
 
@@ -427,10 +436,10 @@ def _answers_and_others(
     """Return the answers' logits, and the log-sum-exp of the others; for soft labels of all."""
     size = slices.size
     classes = slices.classes
-    _require_labels_for_shape((*weights.shape, classes), targets)
+    _require_labels_for_shape((*weights.shape, classes), targets, "targets")
     numbered = _class_numbers(targets)
     if numbered:
-        targets = _known_classes(targets, classes, weights != 0)
+        targets = _known_classes(targets, classes, weights != 0, "targets")
 
     def add(sums: tuple[Array, ...], index: Int[Array, ""]) -> tuple[tuple[Array, ...], None]:
         """Add one slice of classes to the answers' logits and to the running log-sum-exp."""
@@ -468,14 +477,14 @@ def _answers_and_others(
 
 
 def _weighted_cross_entropy(
-    logits: Logits, labels: Labels, weights: Float[Array, " length"]
+    logits: Logits, labels: Labels, weights: Float[Array, " length"], name: str
 ) -> Scalar:
     """Sum the positions' cross-entropies with weights; ignore what is masked at weight zero."""
-    _require_labels(logits, labels)
+    _require_labels(logits, labels, name)
     _require_for_each(weights, logits[:, 0])
     nothing = _masked_at_weight_zero(logits, weights)
     logits = jnp.where(nothing[:, None], 0, logits)
-    return _weighted_sum(_losses(logits, labels, weights != 0), weights)
+    return _weighted_sum(_losses(logits, labels, weights != 0, name), weights)
 
 
 def _masked_at_weight_zero(
@@ -492,13 +501,17 @@ def _masked_at_weight_zero(
 def checked_queries(query_weights: Float[Array, " length"]) -> Float[Array, " length"]:
     """Return query weights; raise where one is negative or their sum is not one."""
     require_floats(query_weights, "query_weights", "length")
-    rounding = jnp.sqrt(jnp.finfo(query_weights.dtype).eps)
+    precision = jnp.finfo(query_weights.dtype)
+    total = query_weights.sum(dtype=jnp.float32 if precision.bits < 32 else query_weights.dtype)
+    # Weights rounded one by one change a sum of one by less than a few eps, however many they are.
+    of_sum = math.sqrt(float(jnp.finfo(total.dtype).eps))
+    rounding = max(FEW_EPS * float(precision.eps), of_sum)
     return error_if_got(
         query_weights,
         "query_weights",
         got={
             "a weight below zero or NaN": ~(query_weights >= 0),
-            "another sum": jnp.abs(query_weights.sum() - 1) > rounding,
+            "another sum": jnp.abs(total - 1) > rounding,
         },
         expected="non-negative weights that sum to one",
         cure="Divide them by their sum.",
@@ -513,10 +526,10 @@ def _weighted_sum(losses: Float[Array, " length"], weights: Float[Array, " _"]) 
 
 
 def _require_for_each(weights: Array, losses: Array) -> None:
-    """Raise ValueError unless there is one weight for each loss."""
+    """Raise ValueError unless there is one query weight for each loss."""
     require(
         weights.shape == losses.shape,
-        "weights",
+        "query_weights",
         got=f"shape {weights.shape}",
         expected=f"{losses.shape}, one for each position",
         cure="Pass one weight for each position of the logits.",
@@ -524,12 +537,12 @@ def _require_for_each(weights: Array, losses: Array) -> None:
 
 
 def _losses(
-    logits: Logits, labels: Labels, is_query: Bool[Array, "*length"]
+    logits: Logits, labels: Labels, is_query: Bool[Array, "*length"], name: str
 ) -> Float[Array, " length"]:
     """Compute every position's cross-entropy, with class numbers or with soft labels."""
-    _require_labels(logits, labels)
+    _require_labels(logits, labels, name)
     if _class_numbers(labels):
-        classes = _known_classes(labels, logits.shape[1], is_query)
+        classes = _known_classes(labels, logits.shape[1], is_query, name)
         right = jnp.take_along_axis(logits, classes[:, None], axis=1)[:, 0]
         return jax.nn.logsumexp(logits, axis=1) - right
     # The safe form takes a masked class (logit -inf, label 0) as 0 rather than NaN.
@@ -542,14 +555,14 @@ def _class_numbers(labels: Labels) -> bool:
 
 
 def _known_classes(
-    labels: Int[Array, " length"], classes: int, is_query: Bool[Array, "*length"]
+    labels: Int[Array, " length"], classes: int, is_query: Bool[Array, "*length"], name: str
 ) -> Int[Array, " length"]:
     """Return class numbers of the vocabulary; use raises at others, but where no query is."""
     labels = labels.astype(int)  # small integers, such as uint8, may not hold the last class
     last = classes - 1
     labels = error_if_got(
         labels,
-        "labels",
+        name,
         got={
             "a number below zero": is_query & (labels < 0),
             f"a number above {last}": is_query & (labels > last),
@@ -560,13 +573,13 @@ def _known_classes(
     return jnp.clip(labels, 0, last)
 
 
-def _require_labels(logits: Logits, labels: Labels) -> None:
+def _require_labels(logits: Logits, labels: Labels, name: str, logits_name: str = "logits") -> None:
     """Raise ValueError unless logits have two axes and labels fit them."""
-    require_floats(logits, "logits", "length vocabulary")
-    _require_labels_for_shape(logits.shape, labels)
+    require_floats(logits, logits_name, "length vocabulary")
+    _require_labels_for_shape(logits.shape, labels, name)
 
 
-def _require_labels_for_shape(shape: tuple[int, ...], labels: Labels) -> None:
+def _require_labels_for_shape(shape: tuple[int, ...], labels: Labels, name: str) -> None:
     """Raise ValueError unless labels are class numbers or weights for logits of this shape."""
     dtype = getattr(labels, "dtype", None)
     numbered = dtype is not None and jnp.issubdtype(dtype, jnp.integer)
@@ -574,6 +587,6 @@ def _require_labels_for_shape(shape: tuple[int, ...], labels: Labels) -> None:
     got = f"{described(labels)} with logits of shape {shape}"
     expected = f"integers of shape {shape[:1]} or floats of shape {shape}"
     cure = "Pass a class number for each position, or a row of weights of all classes."
-    require(fits, "labels", got=got, expected=expected, cure=cure)
+    require(fits, name, got=got, expected=expected, cure=cure)
     if not numbered:
-        require_floating(labels, "labels", cure="Cast weights to the logits' dtype.")
+        require_floating(labels, name, cure="Cast weights to the logits' dtype.")

@@ -13,10 +13,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import (
+    ARRAYS,
     as_finite,
     as_int,
     as_nonnegative,
@@ -27,10 +27,11 @@ from lim_jax._checks import (
     require_floating,
     require_floats,
     require_indices,
+    require_kind,
     require_name,
 )
 from lim_jax._jit import filter_jit
-from lim_jax.grid.measure import Grid
+from lim_jax.grid.measure import Grid, require_grid
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.slots import State
 
@@ -40,7 +41,9 @@ Positions = Int[Array, " positions"]
 Steps = float | Float[Array, " depth"]
 Mode = Literal["cheapest", "forward", "reverse"]
 LEFT_OUT = "Pass 0 as the weight of a layer to leave it out."
-ONE_EACH = "Pass a number, or one weight for each layer."
+# What a product back takes of one forward, with its share of the Gramian's own sums, as measured.
+PRODUCT_BACK = 1.4
+STEP_CURE = "Pass a number, or jnp.array of one float for each layer."
 
 
 class ObservedTokens(eqx.Module):
@@ -67,9 +70,10 @@ class ObservedTokens(eqx.Module):
     Raises
     ------
     ValueError
-        If the positions are no whole numbers along one axis, or none.
+        If the flow is no ResidualFlow, the grid no Grid, the positions are no whole numbers along
+        one axis, or none; or, when called, if the readout keeps not a row for each position.
     EquinoxRuntimeError
-        If the grid has no such position; those that are traced are not compared with it.
+        If the grid has no such position.
 
     Examples
     --------
@@ -84,11 +88,12 @@ class ObservedTokens(eqx.Module):
     positions: Int[Array, " queries"]
     readout: Callable[[State, Grid], State] | None = None
 
-    def __check_init__(self):
-        """Raise an error unless positions are whole numbers, and the grid's where known."""
+    def __post_init__(self):
+        """Raise an error at other kinds; guard positions, as one that is missing reads another."""
+        require_kind(self.flow, ResidualFlow, "flow", "Make it with network.ResidualFlow.")
+        require_grid(self.grid)
         require_indices(self.positions, "positions")
-        if not isinstance(self.positions, Tracer):
-            guarded_positions(self.positions, self.grid.weights)
+        self.positions = guarded_positions(self.positions, self.grid.weights)
 
     def __call__(self, x: State) -> Float[Array, "depth observed"]:
         r"""Observe :math:`X_0, \dots, X_{M-1}` from the input `x`.
@@ -119,6 +124,10 @@ class ObservedTokens(eqx.Module):
             The features of the observed tokens, one after the other.
         """
         features = state if self.readout is None else self.readout(state, self.grid)
+        # JAX clips a row that is not there to the last one.
+        name = "state" if self.readout is None else "readout"
+        cure = "Make it one row of features for each position."
+        require_floats(features, name, "length *features", cure, length=self.grid.size)
         return features[self.positions].ravel()
 
 
@@ -286,8 +295,13 @@ def layer_products(
 
 def cheapest_mode(products: Mapping[str, int]) -> str:
     """Name the route that takes least time, from `layer_products` or `trace_products`."""
-    ahead = ("forward", "probes")
-    return min(products, key=lambda mode: (1.0 if mode in ahead else 1.4) * products[mode])
+    forward_routes = ("forward", "probes")
+
+    def cost(mode: str) -> float:
+        """Count a route's products in products forward."""
+        return (1.0 if mode in forward_routes else PRODUCT_BACK) * products[mode]
+
+    return min(products, key=cost)
 
 
 def _gramians_by_push(
@@ -360,12 +374,12 @@ def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Ar
         step = as_nonnegative(as_finite(step, "step"), "step", LEFT_OUT)
         return jnp.full(layers, step, observed.dtype)
     # Under jit NumPy's whole numbers are arrays.
-    if isinstance(step, Array) and not step.ndim and jnp.issubdtype(step.dtype, jnp.integer):
-        step = step.astype(observed.dtype)
-    require_floating(step, "step", cure=ONE_EACH)
+    if isinstance(step, ARRAYS) and jnp.issubdtype(step.dtype, jnp.integer):
+        step = jnp.asarray(step, observed.dtype)
+    require_floating(step, "step", cure=STEP_CURE)
     got = f"shape {step.shape}"
     expected = f"a number, or shape {layers}"
-    require(step.shape in ((), layers), "step", got=got, expected=expected, cure=ONE_EACH)
+    require(step.shape in ((), layers), "step", got=got, expected=expected, cure=STEP_CURE)
     weights = as_nonnegative(error_if_not_finite(step, "step"), "step", LEFT_OUT)
     return jnp.broadcast_to(weights.astype(observed.dtype), layers)
 
@@ -434,7 +448,8 @@ def condition_numbers(gramians: Gramians) -> Float[Array, " positions"]:
     """
     require_floats(gramians, "gramians", "positions width width")
     spectrum = jnp.linalg.eigvalsh(gramians)
-    smallest, largest = spectrum[:, 0], spectrum[:, -1]
+    smallest = spectrum[:, 0]
+    largest = spectrum[:, -1]
     rounding = spectrum.shape[1] * jnp.finfo(spectrum.dtype).eps * largest
     singular = smallest <= rounding
     return jnp.where(singular, jnp.inf, largest / jnp.where(singular, 1, smallest))

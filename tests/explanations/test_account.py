@@ -118,6 +118,15 @@ def test_contexts_of_one_length_are_compiled_for_once():
     assert programs == []
 
 
+@pytest.mark.usefixtures("as_users_run")
+def test_a_context_inside_a_transformation_is_refused():
+    """Else it ended in JAX's TracerArrayConversionError, without what to do."""
+    with pytest.raises(ValueError, match="window: got traced arrays, .+ Call it outside jax.jit"):
+        jax.jit(lambda window: account_of_context(model(), window, ASKED).loss)(WINDOW)
+    with pytest.raises(ValueError, match="query_weights: got traced arrays"):
+        jax.grad(lambda asked: account_of_context(model(), WINDOW, asked).loss)(ASKED)
+
+
 @pytest.mark.parametrize(
     "wrong, message",
     [

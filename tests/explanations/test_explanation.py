@@ -24,7 +24,7 @@ from lim_jax.density import Influence
 from lim_jax.explanations.certificates import Judged
 from lim_jax.explanations.explanation import average_cone_mass, explanation_table
 from lim_jax.explanations.influence_table import contexts_needed, index_lines, influence_table
-from lim_jax.explanations.windows import regions_without_queries
+from lim_jax.explanations.windows import regions_without_queries, require_windows
 from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.models import small_models
 from lim_jax.network.norms import LayerNorm
@@ -212,6 +212,42 @@ def test_explanations_are_of_depths_before_the_last_state():
     for depth in (-1, 2):
         with pytest.raises(ValueError, match="depth: got .*expected a whole number from 0 to 1"):
             explained(last_token, depth)
+
+
+def test_an_explanation_inside_a_transformation_is_refused(as_users_run):
+    """Else it ended in JAX's TracerArrayConversionError, without what to do."""
+    given = {
+        "model": model(),
+        "windows": windows(),
+        "query_weights": last_token(LENGTH),
+        "key": jax.random.key(3),
+    }
+    explain = partial(lim.explanations.explain, regions=REGIONS, **given)
+    traced = eqx.filter_jit(lambda changed: explain(**changed))
+    for name, value in given.items():
+        with pytest.raises(ValueError, match=f"{name}: got traced arrays, .+ outside jax.jit"):
+            traced({name: value})
+
+
+def test_the_context_that_is_none_is_named(as_users_run):
+    """Else the first of the list was shown, which is a right one."""
+    row = windows()[0]
+    floats = jnp.ones(5)
+    for others, got in (([floats], "float64 with shape .5,."), ([row[:1]], "shape .1,.")):
+        with pytest.raises(ValueError, match=f"windows: got an array of .*{got} at index 1, "):
+            require_windows(model(), [row, *others], REGIONS)
+
+
+def test_positions_are_left_out_of_contexts_of_the_regions_length_alone():
+    """Else the last of eight positions was left out of some numbers, and of a shorter context's of
+    none: position 7 of 8 names no token of 6."""
+    rows = [windows()[0], windows()[1, :7]]
+    weights = [last_token(8), last_token(6)]
+    explain = partial(lim.explanations.explain, model(), key=jax.random.key(3))
+    with pytest.raises(ValueError, match=r"regions: got 1 of 8 positions left out, .+ of 6 to 8, "):
+        explain(rows, weights, REGIONS.without([7]))
+    require_windows(model(), rows, REGIONS)
+    require_windows(model(), list(windows()), REGIONS.without([7]))
 
 
 @pytest.mark.slow

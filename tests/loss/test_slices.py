@@ -152,7 +152,7 @@ def test_labels_that_do_not_fit_the_slices_are_refused(as_users_run):
         jax.block_until_ready(sliced_cross_entropy(of, put(NUMBERS), put(2 * WEIGHTS)))
     with pytest.raises(Exception, match="class numbers from 0 to 6"):
         jax.block_until_ready(sliced_margin_loss(of, put(NUMBERS + 1), put(WEIGHTS)))
-    with pytest.raises(ValueError, match=r"labels: got .* with logits of shape \(4, 7\)"):
+    with pytest.raises(ValueError, match=r"targets: got .* with logits of shape \(4, 7\)"):
         sliced_cross_entropy(of, put(SOFT[:, :6]), put(WEIGHTS))
     with pytest.raises(ValueError, match="targets: got"):
         sliced_margin_loss(of, put(SOFT), put(WEIGHTS))

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -145,6 +146,25 @@ def test_a_weight_of_layers_may_be_a_number_of_numpy(kind, as_users_run):
     with jax.disable_jit():
         gramians = observability_gramians(observations, jnp.ones((2, 1)), kind(2))
     np.testing.assert_array_equal(gramians, 2 * np.ones((2, 1, 1)))
+
+
+@pytest.mark.parametrize("make", [jnp.array, np.array])
+def test_weights_of_layers_may_be_whole_numbers(make, as_users_run):
+    """A layer that is left out and one that is not: such weights were refused, one 1 was not."""
+    x = jnp.arange(1.0, 4.0)[:, None]
+
+    def observations(x):
+        return jnp.concatenate([x, 10 * x], axis=1).T
+
+    gramians = observability_gramians(observations, x, make([1, 0]))
+    np.testing.assert_array_equal(gramians.ravel(), [1, 1, 1])
+    gramians = observability_gramians(observations, x, make([0, 2]))
+    np.testing.assert_array_equal(gramians.ravel(), [200, 200, 200])
+    np.testing.assert_array_equal(gramian.layer_steps(make([1, 0]), jnp.ones((2, 1))), [1, 0])
+    with pytest.raises(ValueError, match=r"Pass a number, or jnp\.array of one float for each"):
+        observability_gramians(observations, x, [1.0, 0.0])  # pyright: ignore
+    with pytest.raises(RuntimeError, match="step: got a number below zero"):
+        observability_gramians(observations, x, make([1, -1]))
 
 
 def test_the_deviation_of_equal_gramians_is_zero_and_so_is_its_derivative():
@@ -492,6 +512,35 @@ def test_observed_tokens_are_those_that_the_grid_has(as_users_run):
     for none in (jnp.zeros(0, int), jnp.array([0.0])):
         with pytest.raises(ValueError, match="positions: got .*, expected at least one whole num"):
             ObservedTokens(FLOW, GRID, none)
+
+
+def test_a_readout_that_drops_rows_observes_no_other_position(as_users_run):
+    """Else the first row stood for every token: forward mode found it, and reverse mode zeros."""
+    see = ObservedTokens(FLOW, GRID, jnp.array([4]), lambda x, grid: 7 * x[:1])
+    for mode in ("forward", "reverse"):
+        with pytest.raises(ValueError, match=r"readout: got shape \(1, 4\), expected \(5,"):
+            observability_gramians(see, X, 1.0, mode)
+
+
+def test_a_traced_position_that_the_grid_has_not_is_no_last_one(as_users_run):
+    """Else the last token was observed where position 9 of 5 was asked for."""
+
+    @eqx.filter_jit
+    def observed(positions):
+        return ObservedTokens(FLOW, GRID, positions)(X)
+
+    expected = FLOW.trajectory(X, GRID).states[:-1, 4]
+    np.testing.assert_allclose(observed(jnp.array([4])), expected, rtol=1e-12)
+    with pytest.raises(RuntimeError, match="positions: got a number above 4, expected numbers"):
+        observed(jnp.array([9]))
+
+
+def test_tokens_are_observed_of_a_flow_and_on_a_grid(as_users_run):
+    """Else a length in the grid's place ended in an AttributeError, and no flow was accepted."""
+    with pytest.raises(ValueError, match="grid: got 4, expected a Grid"):
+        ObservedTokens(FLOW, 4, jnp.array([0]))  # pyright: ignore
+    with pytest.raises(ValueError, match="flow: got None, expected an instance of ResidualFlow"):
+        ObservedTokens(None, GRID, jnp.array([0]))  # pyright: ignore
 
 
 @pytest.mark.slow
