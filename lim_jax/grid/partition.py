@@ -194,7 +194,7 @@ def regional_averages(
     ----------
     values
         The function f at each position, such as a density: a first axis of positions, and any
-        others. NaN and infinity pass on.
+        others. NaN and infinity pass on, to the regions that they lie in alone.
     regions
         The regions of the same grid, by `boundary_regions`. Positions that they leave out do not
         count.
@@ -224,8 +224,10 @@ def regional_averages(
 @jax.jit
 def _averages(values: Array, weights: Float[Array, "3 length"]) -> Array:
     """Average values over three regions, each given by its weights."""
-    sizes = weights.sum(axis=1).reshape(3, *(1 for _ in values.shape[1:]))
-    return jnp.tensordot(weights, values, axes=1) / sizes
+    shares = weights.reshape(*weights.shape, *(1 for _ in values.shape[1:]))
+    # Outside a region a weight is zero, and zero times NaN or infinity would be NaN.
+    inside = jnp.where(shares != 0, values, 0)
+    return (shares * inside).sum(axis=1) / shares.sum(axis=1)
 
 
 def require_regions(regions: Any, grid: Grid | None = None) -> None:

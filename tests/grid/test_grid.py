@@ -194,6 +194,27 @@ def test_regional_averages_of_known_functions(kind, convention):
     np.testing.assert_allclose(linear, [0.1, 0.5, 0.9], atol=1e-3)
 
 
+@pytest.mark.parametrize("width", [(), (2,)])
+def test_infinity_and_nan_are_averaged_in_their_own_region_alone(width):
+    """They turned the averages of all three regions into NaN, from positions left out too."""
+    ones = np.ones((10, *width))
+    infinite = np.concatenate([np.full((1, *width), np.inf), ones[1:]])
+    regions = lim.boundary_regions(lim.token_grid(10), 0.2)
+    averages = lim.regional_averages(jax.device_put(infinite), regions)
+    np.testing.assert_allclose(averages, np.concatenate([infinite[:1], ones[:2]]), rtol=1e-14)
+    not_a_number = jax.device_put(np.where(np.isinf(infinite), np.nan, infinite))
+
+    def averages_without_the_first(values):
+        return lim.regional_averages(values, regions.without([0]))
+
+    averages, slopes = jax.vjp(averages_without_the_first, not_a_number)
+    np.testing.assert_allclose(averages, ones[:3], rtol=1e-14)
+    # One position on the left, six in the middle and two on the right.
+    slope = np.repeat([0, 1, 1 / 6, 1 / 2], [1, 1, 6, 2])
+    expected = np.broadcast_to(slope.reshape(10, *(1 for _ in width)), ones.shape)
+    np.testing.assert_allclose(slopes(jnp.ones_like(averages))[0], expected, rtol=1e-14)
+
+
 @pytest.mark.parametrize("of_grid, of_nodes", [("float64", "float32"), ("float32", "float64")])
 def test_nodes_of_another_precision_are_in_their_own_cells(of_grid, of_nodes):
     nodes = jax.device_put(np.arange(1, 31, dtype=of_nodes) / np.array(30, of_nodes))
