@@ -214,7 +214,9 @@ def _from_bits(bits: UInt16[Array, "..."], precision: str) -> Float[Array, "..."
     if precision == "bfloat16":
         return jax.lax.bitcast_convert_type(bits << 16, jnp.float32)
     magnitude = bits & 0x7FFF  # of float16, without the sign
-    normal = jax.lax.bitcast_convert_type((magnitude << 13) + (112 << 23), jnp.float32)
+    # The two exponents' origins differ by 112; those of infinity and NaN, 31 and 255, by 224.
+    raised = jnp.where(magnitude < 0x7C00, 112 << 23, 224 << 23).astype(jnp.uint32)
+    normal = jax.lax.bitcast_convert_type((magnitude << 13) + raised, jnp.float32)
     size = jnp.where(magnitude < 1 << 10, magnitude.astype(jnp.float32) * 2.0**-24, normal)
     return jnp.where(bits > magnitude, -size, size)
 
