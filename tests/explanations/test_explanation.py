@@ -459,9 +459,10 @@ def test_networks_of_parallel_blocks_are_explained_in_single_precision():
 @pytest.mark.slow
 def test_figures_of_an_explanation_show_its_numbers():
     explanation = explained(last_token)
-    figure = plots.channel_energies(explanation, "title")
+    figure = plots.channel_energies(explanation, "costs $x^$")  # half a formula
     assert_nothing_is_cut(figure)
     upper, middle, lower = figure.axes
+    assert upper.get_title().startswith(r"costs \$x^\$ (")
     curve = np.asarray(upper.lines[0].get_ydata())
     np.testing.assert_allclose(curve, explanation.influence.density)
     energies = np.asarray(explanation.channel_energies)
