@@ -4,8 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import error_if_got, require_floats
-from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.grid.measure import Grid, checked_positions, require_on_grid
 
 
 def carried(
@@ -64,16 +63,9 @@ def cell_embedding(
     [1.0, 1.0, 2.0]
     """
     require_on_grid(values, grid)
-    require_floats(positions, "positions", "points")
-    positions = error_if_got(
-        positions,
-        "positions",
-        got={"a number below zero or NaN": ~(positions >= 0), "a number above one": positions > 1},
-        expected="numbers in [0, 1]",
-        cure="Divide token numbers by the length.",
-    )
+    positions = checked_positions(positions)
     # In the coarser precision: a position at an edge is there, however both were rounded.
     dtype = max(grid.edges.dtype, positions.dtype, key=lambda dtype: jnp.finfo(dtype).eps)
     edges = grid.edges.astype(dtype)
     cells = jnp.searchsorted(edges, positions.astype(dtype), side="left") - 1
-    return values[jnp.clip(cells, 0, grid.size - 1)]
+    return jnp.asarray(values)[jnp.clip(cells, 0, grid.size - 1)]

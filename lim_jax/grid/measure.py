@@ -16,7 +16,14 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import described, error_if, require, require_floats, require_indices
+from lim_jax._checks import (
+    described,
+    error_if,
+    error_if_got,
+    require,
+    require_floats,
+    require_indices,
+)
 
 AnyGrid = TypeVar("AnyGrid", bound="Grid")
 Scalar = Float[Array, ""]
@@ -176,7 +183,7 @@ class Grid(eqx.Module):
     def interpolate(
         self, values: Float[Array, "length *rest"], positions: Float[Array, " points"]
     ) -> Float[Array, "points *rest"]:
-        """Evaluate a smooth field, known at the nodes, at other positions."""
+        """Evaluate a smooth field, known at the nodes, at other positions in [0, 1]."""
 
 
 def require_grid(grid: Any, name: str = "grid") -> None:
@@ -197,6 +204,18 @@ def require_on_grid(
     require_grid(grid)
     cure = cure or f"Pass an array of this shape, whose length is the grid's {grid.size} positions."
     require_floats(values, name, axes, cure, length=grid.size, **sizes)
+
+
+def checked_positions(positions: Any) -> Float[Array, " points"]:
+    """Return an array of positions along one axis; where one is not in [0, 1] its use raises."""
+    require_floats(positions, "positions", "points")
+    return error_if_got(
+        positions,
+        "positions",
+        got={"a number below zero or NaN": ~(positions >= 0), "a number above one": positions > 1},
+        expected="numbers in [0, 1]",
+        cure="Divide token numbers by the length.",
+    )
 
 
 def _is_floating(dtype: Any) -> bool:

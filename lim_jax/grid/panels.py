@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from lim_jax._checks import as_int, require
-from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.grid.measure import Grid, checked_positions, require_on_grid
 
 NODES = "Pass a Python int, such as 64: on one panel it gives ten digits for smooth fields."
 
@@ -63,6 +63,8 @@ class PanelGrid(Grid):
     ) -> Float[Array, "points *rest"]:
         """Evaluate each panel's polynomial in barycentric form; differentiable in `values` only."""
         require_on_grid(values, self)
+        values = jnp.asarray(values)
+        positions = checked_positions(positions)
         breaks = self._cast(np.array(self.breaks))
         panel = jnp.clip(jnp.searchsorted(breaks, positions) - 1, 0, len(self.breaks) - 2)
         members = panel[:, None] * self.order + jnp.arange(self.order, dtype=panel.dtype)[None, :]

@@ -12,6 +12,7 @@ from reference.differences import fitted_order
 from reference.networks import GRIDS
 
 import lim_jax as lim
+from lim_jax._jit import filter_jit
 from lim_jax.grid import cell_embedding
 from lim_jax.grid.interpolation import carried
 from lim_jax.grid.panels import PanelGrid
@@ -263,6 +264,32 @@ def test_fields_on_cells_are_interpolated_by_lines(kind):
     before = p < nodes[0]
     expected = values[0] + np.multiply.outer(p[before] - nodes[0], slope)
     np.testing.assert_allclose(interpolated[before], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("grid", [lim.graded_grid(6), lim.gauss_grid(6)])
+@pytest.mark.parametrize(
+    "position, got", [(-0.1, "below zero"), (1.1, "above one"), (np.nan, "NaN")]
+)
+def test_fields_are_not_interpolated_outside_of_the_context(
+    grid, position, got, jitted, as_users_run
+):
+    """The lines and the polynomials went on there, with numbers that seemed plausible."""
+    interpolate = filter_jit(grid.interpolate) if jitted else grid.interpolate
+    with pytest.raises(
+        ValueError, match=rf"positions: got .*{got}.*, expected numbers in \[0, 1\]"
+    ):
+        jax.block_until_ready(interpolate(grid.nodes, jnp.array([0.5, position])))
+
+
+@pytest.mark.parametrize("grid", [lim.graded_grid(6), lim.gauss_grid(6)])
+def test_fields_in_arrays_of_numpy_are_read_at_traced_positions(grid, as_users_run):
+    """JAX raised TracerArrayConversionError."""
+    values = np.asarray(grid.nodes)
+    at_nodes = jax.jit(lambda nodes: grid.interpolate(values, nodes))(grid.nodes)
+    np.testing.assert_allclose(at_nodes, values, rtol=1e-14)
+    in_cells = jax.jit(lambda nodes: cell_embedding(values, grid, nodes))(grid.nodes)
+    np.testing.assert_array_equal(in_cells, values)
 
 
 def test_a_grid_is_static():
