@@ -1,7 +1,9 @@
 """Weights on the device in half precision, on the host or on a disk, until a program needs them.
 
 The program fetches each layer once on its way ahead and once on its way back, beside the next one,
-which is being read. Derivatives in such weights raise `NotImplementedError`.
+which is being read. Derivatives in weights that are fetched, and in layers held in half precision,
+raise `NotImplementedError`; `HalfRows` are whole numbers, which have none (`equinox.filter_grad`
+gives None for them).
 """
 
 from collections.abc import Callable
@@ -22,6 +24,10 @@ from lim_jax._precision import HALF, accumulator, precision_asked, promote
 HELD = (
     "weights: got a derivative in weights that are read from their files when needed, expected "
     "arrays in memory. Load the network whole by models.load."
+)
+HALVED = (
+    "weights: got a derivative in layers that are held in half precision, expected layers in the "
+    "precision in which they compute. Load the network without storage_dtype."
 )
 Fingerprint = Float[Array, " numbers"]
 ReadLayer = Callable[[int], PyTree]
@@ -203,7 +209,7 @@ class HalfLayers(eqx.Module):
             is_bits = eqx.is_array(leaf) and leaf.dtype == jnp.uint16
             return _from_bits(leaf, self.precision) if is_bits else leaf
 
-        return jax.tree.map(wide, no_derivative(self.layers, HELD))
+        return jax.tree.map(wide, no_derivative(self.layers, HALVED))
 
 
 def _from_bits(bits: UInt16[Array, "..."], precision: str) -> Float[Array, "..."]:
@@ -351,6 +357,8 @@ class FetchedRows(eqx.Module):
 
 class HalfRows(eqx.Module):
     """A matrix on the device in half precision; rows are widened as they are taken.
+
+    It is held as whole numbers, in which nothing is differentiated.
 
     Attributes
     ----------
