@@ -54,13 +54,6 @@ class Grid(eqx.Module):
     log_weights: Float[Array, "*heads length"] | None = eqx.field(default=None, kw_only=True)
     parts: Int[Array, " length"] | None = eqx.field(default=None, kw_only=True)
 
-    def __check_init__(self):
-        """Raise ValueError unless the dtype is None or one of floats."""
-        floating = self.dtype is None or _is_floating(self.dtype)
-        expected = "a floating-point dtype, or None for JAX's default"
-        cure = "Pass for example jnp.float32."
-        require(floating, "dtype", got=repr(self.dtype), expected=expected, cure=cure)
-
     @property
     @abstractmethod
     def size(self) -> int:
@@ -151,6 +144,12 @@ class Grid(eqx.Module):
         """The same positions, without log weights."""
         return replace(self, log_weights=None, parts=None)
 
+    def has_positions_of(self, other: "Grid") -> bool:
+        """Tell whether another grid has the same positions, in any precision and however masked."""
+        # Of positions alone: where prefixes start and what they weigh may be traced.
+        ours = replace(self.unmasked, dtype=None)
+        return bool(ours == replace(other.unmasked, dtype=None))
+
     @abstractmethod
     def centres(self) -> Float[Array, " length"]:
         """Return the middle of each cell, in the coordinate in which the cells are equal."""
@@ -216,6 +215,15 @@ def checked_positions(positions: Any) -> Float[Array, " points"]:
         expected="numbers in [0, 1]",
         cure="Divide token numbers by the length.",
     )
+
+
+def as_dtype(dtype: Any) -> np.dtype | None:
+    """Return a floating-point dtype, however it is spelt, or None; raise ValueError at others."""
+    floating = dtype is None or _is_floating(dtype)
+    expected = "a floating-point dtype, or None for JAX's default"
+    cure = "Pass for example jnp.float32."
+    require(floating, "dtype", got=repr(dtype), expected=expected, cure=cure)
+    return None if dtype is None else jnp.dtype(dtype)
 
 
 def _is_floating(dtype: Any) -> bool:

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from lim_jax._checks import as_int, require
-from lim_jax.grid.measure import Grid, checked_positions, require_on_grid
+from lim_jax.grid.measure import Grid, as_dtype, checked_positions, require_on_grid
 
 NODES = "Pass a Python int, such as 64: on one panel it gives ten digits for smooth fields."
 
@@ -29,7 +29,7 @@ class PanelGrid(Grid):
 
     breaks: tuple[float, ...] = eqx.field(static=True)
     order: int = eqx.field(static=True, converter=partial(as_int, name="order", cure=NODES))
-    dtype: DTypeLike | None = eqx.field(static=True, default=None)
+    dtype: DTypeLike | None = eqx.field(static=True, default=None, converter=as_dtype)
 
     def __check_init__(self):
         """Raise ValueError unless the weights integrate polynomials exactly, up to rounding."""

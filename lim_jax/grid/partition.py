@@ -8,10 +8,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from lim_jax._argument_error import Refusal
-from lim_jax._checks import as_int, described, require, require_name
+from lim_jax._checks import ARRAYS, as_int, described, require, require_name
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 
 Convention = Literal["overlap", "points"]
@@ -63,20 +63,21 @@ class Regions(eqx.Module):
         return self.grid._cast(self._without_left_out(self.grid._weights()))
 
     def same_as(self, other: "Regions") -> bool:
-        """Tell whether other regions divide the same positions alike, whatever masks these."""
-        # Of positions alone: where prefixes start and what they weigh may be traced.
-        same_positions = bool(self.grid.unmasked == other.grid.unmasked)
+        """Tell whether other regions divide the same positions alike, in any precision and mask."""
+        same_positions = self.grid.has_positions_of(other.grid)
         ours = self.delta, self.convention, self.left_out
         theirs = other.delta, other.convention, other.left_out
         return same_positions and ours == theirs
 
-    def without(self, positions: Sequence[int]) -> "Regions":
+    def without(self, positions: Sequence[int] | Int[Array | np.ndarray, " some"]) -> "Regions":
         """Leave positions out of all regions: integrals and averages are over the others."""
         last = self.grid.size - 1
-        expected = f"a list of numbers from 0 to {last}"
+        expected = f"a list of whole numbers from 0 to {last}"
         cure = "Pass position numbers of the grid, of which the last is L - 1."
         listed = isinstance(positions, Sequence) and not isinstance(positions, str)
-        require(listed, "positions", got=described(positions), expected=expected, cure=cure)
+        along_one_axis = isinstance(positions, ARRAYS) and positions.ndim == 1
+        holds = listed or along_one_axis
+        require(holds, "positions", got=described(positions), expected=expected, cure=cure)
         added = {
             as_int(position, "positions", least=0, most=last, expected=expected, cure=cure)
             for position in positions
@@ -237,11 +238,10 @@ def require_regions(regions: Any, grid: Grid | None = None) -> None:
     require(holds, "regions", got=described(regions), expected="Regions of a grid", cure=cure)
     if grid is None:
         return
-    # Of positions alone: where prefixes start and what they weigh may be traced.
-    theirs = regions.grid.unmasked
-    ours = grid.unmasked
-    got = f"regions of {theirs}"
-    require(bool(theirs == ours), "regions", got=got, expected=f"regions of {ours}", cure=cure)
+    got = f"regions of {regions.grid.unmasked}"
+    expected = f"regions of {grid.unmasked}"
+    same = grid.has_positions_of(regions.grid)
+    require(same, "regions", got=got, expected=expected, cure=cure)
 
 
 def exact_fraction(value: Exact, name: str = "delta") -> Fraction:
@@ -252,6 +252,6 @@ def exact_fraction(value: Exact, name: str = "delta") -> Fraction:
         return Fraction(str(value))
     except (ValueError, ZeroDivisionError) as error:
         raise Refusal(
-            f"{name}: got {described(value)}, expected a number known before tracing. "
-            "Pass a Python float, a Fraction or a string: regions are static."
+            f"{name}: got {described(value)}, expected a finite number known before "
+            "tracing. Pass a Python float, a Fraction or a string: regions are static."
         ) from error
