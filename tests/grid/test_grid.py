@@ -16,7 +16,7 @@ from lim_jax._jit import filter_jit
 from lim_jax.grid import cell_embedding
 from lim_jax.grid.interpolation import carried
 from lim_jax.grid.panels import PanelGrid
-from lim_jax.grid.partition import interval_weights
+from lim_jax.grid.partition import interval_weights, require_regions
 
 REFINEMENTS = (20, 40, 80, 160, 320)
 
@@ -183,6 +183,35 @@ def test_overlap_regions_partition_the_measure(kind, size, thousandths):
     np.testing.assert_allclose(weights.sum(axis=0), cells, rtol=1e-12)
 
 
+@pytest.mark.parametrize("spelt", [None, "float64", jnp.float64, "float32", jnp.float32])
+def test_regions_are_of_the_same_positions_however_their_precision_is_spelt(spelt):
+    """The same dtype in another spelling was refused as a grid of other positions."""
+    grid = lim.token_grid(10, spelt)
+    regions = lim.boundary_regions(lim.token_grid(10, "float64"), 0.2)
+    require_regions(regions, grid)
+    assert regions.same_as(lim.boundary_regions(grid, 0.2))
+    assert spelt is None or grid == lim.token_grid(10, jnp.dtype(spelt))
+    with pytest.raises(ValueError, match="regions: got regions of"):
+        require_regions(regions, lim.token_grid(11, spelt))
+
+
+@pytest.mark.parametrize("array", [np.array, jnp.array])
+def test_positions_may_be_left_out_by_an_array(array, as_users_run):
+    """An array of whole numbers was refused, with a cure that named what it was."""
+    regions = lim.boundary_regions(lim.token_grid(10), 0.2)
+    assert regions.without(array([3, 0])) == regions.without([0, 3])
+    for wrong in (array([0.0]), array([[0]]), array(0), array([True]), array([10])):
+        with pytest.raises(ValueError, match="positions: got .*, expected a list of whole numbers"):
+            regions.without(wrong)
+
+
+@pytest.mark.parametrize("delta", [np.nan, np.inf])
+def test_a_delta_that_is_not_finite_is_refused_as_such(delta):
+    """The message asked for a number known before tracing, which it is."""
+    with pytest.raises(ValueError, match=f"delta: got {delta}, expected a finite number"):
+        lim.boundary_regions(lim.token_grid(10), delta)
+
+
 @pytest.mark.parametrize("kind", GRIDS)
 @pytest.mark.parametrize("convention", ["overlap", "points"])
 def test_regional_averages_of_known_functions(kind, convention):
@@ -307,6 +336,18 @@ def test_breaks_that_were_rounded_to_single_precision_are_refused(as_users_run):
     assert PanelGrid(breaks=breaks, order=4).size == 12
     with pytest.raises(ValueError, match="an error of .* in the integral of a polynomial"):
         PanelGrid(breaks=tuple(np.array(breaks, np.float32)), order=4)
+
+
+@pytest.mark.parametrize(
+    "order, panels, dtype",
+    [(4, 1100, "float64"), (2, 200, "float32"), (2, 130, "float32"), (2, 20, "float16")],
+)
+def test_panels_whose_nodes_coincide_are_refused(order, panels, dtype, as_users_run):
+    """They gave an AssertionError of a thousand numbers, or a grid whose first nodes were zeros."""
+    with pytest.raises(ValueError, match=f"grid: got {panels} panels, on which nodes coincide"):
+        lim.gauss_grid(order, panels, dtype)
+    with pytest.raises(ValueError, match="grid: got 2 panels, on which nodes coincide"):
+        PanelGrid(breaks=(0.0, 0.5, 0.5), order=2)
 
 
 def test_precision_follows_the_grid():
