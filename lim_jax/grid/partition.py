@@ -152,6 +152,7 @@ def interval_weights(
 
     Parts of :math:`\Delta p_i`: what intervals share counts once. Ends are read as delta is.
     """
+    require_grid(grid)
     expected = "pairs (a, b) with 0 <= a <= b <= 1"
     cure = "Pass for example [(0, 0.2), (0.8, 1)]."
     pairs = isinstance(intervals, Sequence) and all(
