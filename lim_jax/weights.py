@@ -53,7 +53,9 @@ class LayerSource:
         """Read the first layer, for the shapes and for the first fetch."""
         assert depth > 0
         self.depth = depth
-        self._read, self._last, self._lock = read, 0, Lock()
+        self._read = read
+        self._last = 0
+        self._lock = Lock()
         self._thread = ThreadPoolExecutor(1, "layers")
         first = self._read(0)
         self.like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), first)
@@ -198,7 +200,7 @@ class HalfLayers(eqx.Module):
         The precision that these bits are in: ``"bfloat16"`` or ``"float16"``.
     """
 
-    layers: PyTree  # as in `ResidualFlow.layers`, with numbers of 16 bits in place of halves
+    layers: PyTree
     precision: str = eqx.field(static=True)
 
     def upcast(self) -> PyTree:
@@ -283,7 +285,9 @@ class RowSource:
     """
 
     def __init__(self, read: Callable[[slice], np.ndarray], shape: tuple[int, int], dtype: Any):
-        self.shape, self.dtype, self._read = shape, jnp.dtype(dtype), read
+        self.shape = shape
+        self.dtype = jnp.dtype(dtype)
+        self._read = read
 
     def _identity(self) -> tuple[tuple[int, int], jnp.dtype]:
         """Return what a digest reads in place of this object: shape and dtype."""

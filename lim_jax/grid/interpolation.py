@@ -7,20 +7,11 @@ from jaxtyping import Array, Float
 from lim_jax.grid.measure import Grid, checked_positions, require_on_grid
 
 
-def carried(
-    density: Float[Array, "length *rest"], source: Grid, target: Grid
-) -> Float[Array, "target_length *rest"]:
-    r"""Carry a density to another grid: :math:`f_t = \sum_s f_s \int_{I_t} \phi_s / \Delta p_t`.
-
-    :math:`\phi_s` is one on cell s (on a Gauss--Legendre panel the polynomial of node s), so the
-    integral is kept exactly. `Grid.interpolate` evaluates a smooth field elsewhere instead.
-    """
-    shares = jnp.asarray(carrying_shares(source, target), density.dtype)
-    return jnp.tensordot(shares, density, axes=1)
-
-
 def carrying_shares(source: Grid, target: Grid) -> Float[np.ndarray, "target_length length"]:
-    r"""Return the matrix :math:`\int_{I_t}\phi_s/\Delta p_t` of `carried`, in float64."""
+    """Return the matrix that carries a density to another grid, its integral kept.
+
+    Row t averages over cell t.
+    """
     below = source._weights_to(target._edges())
     return np.diff(below, axis=0) / target._weights()[:, None]
 

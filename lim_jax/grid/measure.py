@@ -28,7 +28,7 @@ from lim_jax._checks import (
 AnyGrid = TypeVar("AnyGrid", bound="Grid")
 Scalar = Float[Array, ""]
 ONE_EACH = "Pass a number for each position."
-REMOVED = -1e4  # what minus infinity is to a score
+REMOVED = -1e4  # stands for minus infinity in scores: finite, so that no row sums to zero
 
 
 class Grid(eqx.Module):
@@ -118,7 +118,6 @@ class Grid(eqx.Module):
             "weights from 0 on, -inf to leave a position out."
         )
         log_weights = error_if(log_weights, ~(log_weights < jnp.inf), message)
-        # Finite, so that no row's sum is zero, and nothing beside what a row sees otherwise.
         log_weights = jnp.maximum(log_weights, REMOVED)
         if parts is not None:
             require_indices(parts, "parts")

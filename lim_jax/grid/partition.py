@@ -148,21 +148,22 @@ def boundary_regions(
 def interval_weights(
     grid: Grid, intervals: Intervals, convention: Convention = "overlap"
 ) -> Float[Array, " length"]:
-    r"""Give the weights of :math:`\int_B` for a union B of intervals :math:`[a, b)`, or to 1.
+    r"""Give the weights of :math:`\int_B` for a union B of half-open intervals :math:`[a, b)`.
 
-    Parts of :math:`\Delta p_i`: what intervals share counts once. Ends are read as delta is.
+    They include position 1 where b is 1. The weights are parts of :math:`\Delta p_i`; what intervals
+    share counts once. Ends are read as delta is.
     """
     require_grid(grid)
     expected = "pairs (a, b) with 0 <= a <= b <= 1"
     cure = "Pass for example [(0, 0.2), (0.8, 1)]."
-    pairs = isinstance(intervals, Sequence) and all(
+    are_pairs = isinstance(intervals, Sequence) and all(
         isinstance(pair, Sequence) and len(pair) == 2 for pair in intervals
     )
-    require(pairs, "intervals", got=described(intervals), expected=expected, cure=cure)
+    require(are_pairs, "intervals", got=described(intervals), expected=expected, cure=cure)
     weights = np.zeros(grid.size)
     reached = Fraction(0)
-    exact = [tuple(exact_fraction(end, "intervals") for end in pair) for pair in intervals]
-    for start, stop in sorted(exact):
+    ends = [tuple(exact_fraction(end, "intervals") for end in pair) for pair in intervals]
+    for start, stop in sorted(ends):
         inside = 0 <= start <= stop <= 1
         got = f"[{start}, {stop})"
         require(inside, "intervals", got=got, expected=expected, cure=cure)

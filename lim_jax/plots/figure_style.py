@@ -74,11 +74,11 @@ def line_style(index: int) -> dict[str, Any]:
     >>> line_style(0)["color"], line_style(1)["marker"]
     ('#0072b2', 's')
     """
-    again = index // len(COLOURS)  # a colour that comes again has another dash and marker
+    round_of_colours = index // len(COLOURS)
     return {
         "color": COLOURS[index % len(COLOURS)],
-        "linestyle": DASHES[(index + again) % len(DASHES)],
-        "marker": MARKERS[(index + again) % len(MARKERS)],
+        "linestyle": DASHES[(index + round_of_colours) % len(DASHES)],
+        "marker": MARKERS[(index + round_of_colours) % len(MARKERS)],
         "markersize": 3.5,
         "linewidth": 1.3,
     }
