@@ -150,8 +150,8 @@ def interval_weights(
 ) -> Float[Array, " length"]:
     r"""Give the weights of :math:`\int_B` for a union B of half-open intervals :math:`[a, b)`.
 
-    They include position 1 where b is 1. The weights are parts of :math:`\Delta p_i`; what intervals
-    share counts once. Ends are read as delta is.
+    They include position 1 where b is 1. The weights are parts of :math:`\Delta p_i`; what
+    intervals share counts once. Ends are read as delta is.
     """
     require_grid(grid)
     expected = "pairs (a, b) with 0 <= a <= b <= 1"
