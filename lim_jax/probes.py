@@ -96,7 +96,7 @@ def tail_index(samples: Float[Array, " samples"]) -> Estimate:
     Estimate
         The index :math:`\hat\alpha` and its standard error. The index is infinite if the k + 1
         largest samples are equal; it is zero, with an infinite error, for one sample or if some
-        samples, but at most k, are positive.
+        samples, but at most k, are positive. Its derivative is taken as zero in these cases.
 
     Raises
     ------
@@ -117,7 +117,14 @@ def tail_index(samples: Float[Array, " samples"]) -> Estimate:
     if samples.size == 1:
         return Estimate(jnp.zeros_like(samples[0]), jnp.full_like(samples[0], jnp.inf))
     largest = jax.lax.top_k(samples, num_largest + 1)[0]
-    index = 1 / jnp.where(largest == largest[-1], 0, jnp.log(largest / largest[-1]))[:-1].mean()
+    smallest = largest[-1]
+    differ = largest[0] > smallest
+    regular = differ & (smallest > 0)
+    # Roots, as the ratio of two samples may overflow.
+    roots = jnp.sqrt(jnp.where(regular, largest, 1))
+    inverse = 2 * jnp.log(roots[:-1] / roots[-1]).mean()
+    index = 1 / jnp.where(regular, inverse, 1)
+    index = jnp.where(regular, index, jnp.where(differ, 0, jnp.inf).astype(index.dtype))
     return Estimate(index, jnp.where(index > 0, index / math.sqrt(num_largest), jnp.inf))
 
 

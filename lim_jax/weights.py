@@ -1,7 +1,9 @@
 """Weights on the device in half precision, on the host or on a disk, until a program needs them.
 
 The program fetches each layer once on its way ahead and once on its way back, beside the next one,
-which is being read. Derivatives in such weights raise `NotImplementedError`.
+which is being read. Derivatives in weights that are fetched, and in layers held in half precision,
+raise `NotImplementedError`; `HalfRows` are whole numbers, which have none (`equinox.filter_grad`
+gives None for them).
 """
 
 from collections.abc import Callable
@@ -22,6 +24,10 @@ from lim_jax._precision import HALF, accumulator, precision_asked, promote
 HELD = (
     "weights: got a derivative in weights that are read from their files when needed, expected "
     "arrays in memory. Load the network whole by models.load."
+)
+HALVED = (
+    "weights: got a derivative in layers that are held in half precision, expected layers in the "
+    "precision in which they compute. Load the network without storage_dtype."
 )
 Fingerprint = Float[Array, " numbers"]
 ReadLayer = Callable[[int], PyTree]
@@ -47,7 +53,9 @@ class LayerSource:
         """Read the first layer, for the shapes and for the first fetch."""
         assert depth > 0
         self.depth = depth
-        self._read, self._last, self._lock = read, 0, Lock()
+        self._read = read
+        self._last = 0
+        self._lock = Lock()
         self._thread = ThreadPoolExecutor(1, "layers")
         first = self._read(0)
         self.like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), first)
@@ -192,7 +200,7 @@ class HalfLayers(eqx.Module):
         The precision that these bits are in: ``"bfloat16"`` or ``"float16"``.
     """
 
-    layers: PyTree  # as in `ResidualFlow.layers`, with numbers of 16 bits in place of halves
+    layers: PyTree
     precision: str = eqx.field(static=True)
 
     def upcast(self) -> PyTree:
@@ -203,7 +211,7 @@ class HalfLayers(eqx.Module):
             is_bits = eqx.is_array(leaf) and leaf.dtype == jnp.uint16
             return _from_bits(leaf, self.precision) if is_bits else leaf
 
-        return jax.tree.map(wide, no_derivative(self.layers, HELD))
+        return jax.tree.map(wide, no_derivative(self.layers, HALVED))
 
 
 def _from_bits(bits: UInt16[Array, "..."], precision: str) -> Float[Array, "..."]:
@@ -214,7 +222,9 @@ def _from_bits(bits: UInt16[Array, "..."], precision: str) -> Float[Array, "..."
     if precision == "bfloat16":
         return jax.lax.bitcast_convert_type(bits << 16, jnp.float32)
     magnitude = bits & 0x7FFF  # of float16, without the sign
-    normal = jax.lax.bitcast_convert_type((magnitude << 13) + (112 << 23), jnp.float32)
+    # The two exponents' origins differ by 112; those of infinity and NaN, 31 and 255, by 224.
+    raised = jnp.where(magnitude < 0x7C00, 112 << 23, 224 << 23).astype(jnp.uint32)
+    normal = jax.lax.bitcast_convert_type((magnitude << 13) + raised, jnp.float32)
     size = jnp.where(magnitude < 1 << 10, magnitude.astype(jnp.float32) * 2.0**-24, normal)
     return jnp.where(bits > magnitude, -size, size)
 
@@ -275,7 +285,9 @@ class RowSource:
     """
 
     def __init__(self, read: Callable[[slice], np.ndarray], shape: tuple[int, int], dtype: Any):
-        self.shape, self.dtype, self._read = shape, jnp.dtype(dtype), read
+        self.shape = shape
+        self.dtype = jnp.dtype(dtype)
+        self._read = read
 
     def _identity(self) -> tuple[tuple[int, int], jnp.dtype]:
         """Return what a digest reads in place of this object: shape and dtype."""
@@ -349,6 +361,8 @@ class FetchedRows(eqx.Module):
 
 class HalfRows(eqx.Module):
     """A matrix on the device in half precision; rows are widened as they are taken.
+
+    It is held as whole numbers, in which nothing is differentiated.
 
     Attributes
     ----------

@@ -35,6 +35,7 @@ from lim_jax._checks import as_int, error_if, require_extra, warn_of_miscompilin
 from lim_jax._errors import RefusedValue
 from lim_jax.adjoint.cone import cone_mass, joint_cone
 from lim_jax.adjoint.criteria import recency_survival
+from lim_jax.grid.partition import interval_weights
 from lim_jax.loss import LocalReadout, last_token
 from lim_jax.observability.gramian import layer_steps
 from lim_jax.paper.simulation import gate_gramians, gate_influence
@@ -546,6 +547,10 @@ STATIC = {
         lambda: LocalReadout(full((5, 1, 3, 6), 1.0))(STATES, GRID),
         r"blocks: got shape \(5, 1, 3, 6\), expected \(4, window, vocabulary, 6\)",
     ),
+    "a length in place of the grid of intervals": (
+        lambda: interval_weights(48, [(0, 0.2)]),
+        "grid: got 48, expected a Grid",
+    ),
     "unknown edges": (lambda: lim.BandReadout(full((6, 3), 1.0), 0.5, "periodic"), "edges: got"),
     "class numbers of another length": (
         lambda: lim.cross_entropy(LOGITS, array([0, 1, 2]), GRID),
@@ -598,6 +603,10 @@ STATIC = {
     "gates of another length in an influence": (
         lambda: gate_influence(full(4, 0.0)),
         r"gates: got shape \(4,\), expected \(48,\)",
+    ),
+    "weights of another length in an influence of gates": (
+        lambda: gate_influence(full(48, 0.0), full(4, 1.0)),
+        r"weights: got shape \(4,\), expected \(48,\)",
     ),
     "a size that an export leaves open, with checks": (
         lambda: export.export(jax.jit(checked))(

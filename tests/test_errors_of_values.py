@@ -204,6 +204,14 @@ TRACED = {
     ),
     "gramians of such gates": (lambda: gate_gramians(full(48, -np.inf)), "gates: got NaN"),
     "an influence of such gates": (lambda: gate_influence(full(48, -np.inf)), "gates: got NaN"),
+    "an influence of weights that are not finite": (
+        lambda: gate_influence(full(48, 0.0), full(48, np.nan)),
+        "weights: got NaN",
+    ),
+    "a band whose kernel is zero at all distances of positions": (
+        lambda: lim.BandReadout(full((1, 2), 1.0), 0.5, kernel=jnp.zeros_like).matrix(GRID),
+        "kernel: got a kernel whose values in a window sum to zero or NaN",
+    ),
     "a shift of no parameters": (
         lambda: training.parameter_shift(sum_of_cubes, sum_of_cubes, full(3, np.nan), 1.0),
         "params: got NaN or infinite",

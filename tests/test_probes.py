@@ -52,6 +52,24 @@ def test_the_standard_error_of_equal_samples_has_the_derivative_zero():
     assert np.isnan(error(samples.at[0].set(np.nan)))
 
 
+def test_the_tail_index_of_samples_whose_ratio_overflows_is_not_zero():
+    """The ratio of such samples is infinite in float32: the index was zero, its error infinite."""
+    samples = np.array([1e25, 1e25, 1e-25, 1e-25], np.float32)
+    index = jax.jit(probes.tail_index)(jax.device_put(samples))
+    assert index.value.dtype == np.float32
+    np.testing.assert_allclose(index.value, 1 / (50 * np.log(10)), rtol=1e-6)
+    np.testing.assert_allclose(index.error, 1 / (50 * np.log(10)) / np.sqrt(2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [[0, 0, 0, 9], [3, 3, 3, 3], [0, 0, 0, 0]])
+def test_the_tail_index_that_is_zero_or_infinite_has_the_derivative_zero(sizes):
+    """It was NaN where it is zero, at three samples of four."""
+    slope = jax.grad(lambda samples: probes.tail_index(samples).value)(
+        jax.device_put(np.array(sizes, float))
+    )
+    np.testing.assert_array_equal(slope, np.zeros(4))
+
+
 def test_the_tail_index_is_as_near_as_its_error_says():
     """Of 400 samples of P(s > r) = r^-0.8: k over the index is 0.8 times k exponential gaps."""
     # `eq:data-fourth-moment`.

@@ -20,9 +20,9 @@ class Storage(NamedTuple):
         Layers that are run again.
     """
 
-    states: int  # the layers' inputs
-    attention: int  # dense attention's weights; zero where attention makes them anew by tiles
-    repeated: int  # layers that are run again
+    states: int
+    attention: int
+    repeated: int
 
 
 def sweep_storage(

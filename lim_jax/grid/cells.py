@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from lim_jax._checks import as_int, error_if_got, require, require_indices
-from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.grid.measure import Grid, as_dtype, checked_positions, require_on_grid
 
 Starts = Int[Array, " length"]
 LENGTH = "Pass the context length, for example token_grid(48)."
@@ -32,7 +32,7 @@ class CellGrid(Grid):
     cells: int = eqx.field(static=True, converter=partial(as_int, name="size", cure=LENGTH))
     offset: Fraction = eqx.field(static=True)
     power: int = eqx.field(static=True, default=1)
-    dtype: DTypeLike | None = eqx.field(static=True, default=None)
+    dtype: DTypeLike | None = eqx.field(static=True, default=None, converter=as_dtype)
     starts: Starts | None = None
     cut: str = eqx.field(static=True, default="")
 
@@ -174,6 +174,8 @@ class CellGrid(Grid):
         require_on_grid(values, self)
         cure = "Take a grid of at least two positions: a line needs two points."
         require(self.size > 1, "grid", got="one node", expected="at least two", cure=cure)
+        values = jnp.asarray(values)
+        positions = checked_positions(positions)
         nodes = self.nodes
         left = jnp.clip(jnp.searchsorted(nodes, positions) - 1, 0, self.size - 2)
         share = (positions - nodes[left]) / (nodes[left + 1] - nodes[left])

@@ -4,24 +4,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lim_jax._checks import error_if_got, require_floats
-from lim_jax.grid.measure import Grid, require_on_grid
-
-
-def carried(
-    density: Float[Array, "length *rest"], source: Grid, target: Grid
-) -> Float[Array, "target_length *rest"]:
-    r"""Carry a density to another grid: :math:`f_t = \sum_s f_s \int_{I_t} \phi_s / \Delta p_t`.
-
-    :math:`\phi_s` is one on cell s (on a Gauss--Legendre panel the polynomial of node s), so the
-    integral is kept exactly. `Grid.interpolate` evaluates a smooth field elsewhere instead.
-    """
-    shares = jnp.asarray(carrying_shares(source, target), density.dtype)
-    return jnp.tensordot(shares, density, axes=1)
+from lim_jax.grid.measure import Grid, checked_positions, require_on_grid
 
 
 def carrying_shares(source: Grid, target: Grid) -> Float[np.ndarray, "target_length length"]:
-    r"""Return the matrix :math:`\int_{I_t}\phi_s/\Delta p_t` of `carried`, in float64."""
+    """Return the matrix that carries a density to another grid, its integral kept.
+
+    Row t averages over cell t.
+    """
     below = source._weights_to(target._edges())
     return np.diff(below, axis=0) / target._weights()[:, None]
 
@@ -64,16 +54,9 @@ def cell_embedding(
     [1.0, 1.0, 2.0]
     """
     require_on_grid(values, grid)
-    require_floats(positions, "positions", "points")
-    positions = error_if_got(
-        positions,
-        "positions",
-        got={"a number below zero or NaN": ~(positions >= 0), "a number above one": positions > 1},
-        expected="numbers in [0, 1]",
-        cure="Divide token numbers by the length.",
-    )
+    positions = checked_positions(positions)
     # In the coarser precision: a position at an edge is there, however both were rounded.
     dtype = max(grid.edges.dtype, positions.dtype, key=lambda dtype: jnp.finfo(dtype).eps)
     edges = grid.edges.astype(dtype)
     cells = jnp.searchsorted(edges, positions.astype(dtype), side="left") - 1
-    return values[jnp.clip(cells, 0, grid.size - 1)]
+    return jnp.asarray(values)[jnp.clip(cells, 0, grid.size - 1)]

@@ -16,12 +16,19 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from lim_jax._checks import described, error_if, require, require_floats, require_indices
+from lim_jax._checks import (
+    described,
+    error_if,
+    error_if_got,
+    require,
+    require_floats,
+    require_indices,
+)
 
 AnyGrid = TypeVar("AnyGrid", bound="Grid")
 Scalar = Float[Array, ""]
 ONE_EACH = "Pass a number for each position."
-REMOVED = -1e4  # what minus infinity is to a score
+REMOVED = -1e4  # stands for minus infinity in scores: finite, so that no row sums to zero
 
 
 class Grid(eqx.Module):
@@ -46,13 +53,6 @@ class Grid(eqx.Module):
     dtype: eqx.AbstractVar[DTypeLike | None]
     log_weights: Float[Array, "*heads length"] | None = eqx.field(default=None, kw_only=True)
     parts: Int[Array, " length"] | None = eqx.field(default=None, kw_only=True)
-
-    def __check_init__(self):
-        """Raise ValueError unless the dtype is None or one of floats."""
-        floating = self.dtype is None or _is_floating(self.dtype)
-        expected = "a floating-point dtype, or None for JAX's default"
-        cure = "Pass for example jnp.float32."
-        require(floating, "dtype", got=repr(self.dtype), expected=expected, cure=cure)
 
     @property
     @abstractmethod
@@ -118,7 +118,6 @@ class Grid(eqx.Module):
             "weights from 0 on, -inf to leave a position out."
         )
         log_weights = error_if(log_weights, ~(log_weights < jnp.inf), message)
-        # Finite, so that no row's sum is zero, and nothing beside what a row sees otherwise.
         log_weights = jnp.maximum(log_weights, REMOVED)
         if parts is not None:
             require_indices(parts, "parts")
@@ -143,6 +142,12 @@ class Grid(eqx.Module):
     def unmasked(self: AnyGrid) -> AnyGrid:
         """The same positions, without log weights."""
         return replace(self, log_weights=None, parts=None)
+
+    def has_positions_of(self, other: "Grid") -> bool:
+        """Tell whether another grid has the same positions, in any precision and however masked."""
+        # Of positions alone: where prefixes start and what they weigh may be traced.
+        ours = replace(self.unmasked, dtype=None)
+        return bool(ours == replace(other.unmasked, dtype=None))
 
     @abstractmethod
     def centres(self) -> Float[Array, " length"]:
@@ -176,7 +181,7 @@ class Grid(eqx.Module):
     def interpolate(
         self, values: Float[Array, "length *rest"], positions: Float[Array, " points"]
     ) -> Float[Array, "points *rest"]:
-        """Evaluate a smooth field, known at the nodes, at other positions."""
+        """Evaluate a smooth field, known at the nodes, at other positions in [0, 1]."""
 
 
 def require_grid(grid: Any, name: str = "grid") -> None:
@@ -197,6 +202,27 @@ def require_on_grid(
     require_grid(grid)
     cure = cure or f"Pass an array of this shape, whose length is the grid's {grid.size} positions."
     require_floats(values, name, axes, cure, length=grid.size, **sizes)
+
+
+def checked_positions(positions: Any) -> Float[Array, " points"]:
+    """Return an array of positions along one axis; where one is not in [0, 1] its use raises."""
+    require_floats(positions, "positions", "points")
+    return error_if_got(
+        positions,
+        "positions",
+        got={"a number below zero or NaN": ~(positions >= 0), "a number above one": positions > 1},
+        expected="numbers in [0, 1]",
+        cure="Divide token numbers by the length.",
+    )
+
+
+def as_dtype(dtype: Any) -> np.dtype | None:
+    """Return a floating-point dtype, however it is spelt, or None; raise ValueError at others."""
+    floating = dtype is None or _is_floating(dtype)
+    expected = "a floating-point dtype, or None for JAX's default"
+    cure = "Pass for example jnp.float32."
+    require(floating, "dtype", got=repr(dtype), expected=expected, cure=cure)
+    return None if dtype is None else jnp.dtype(dtype)
 
 
 def _is_floating(dtype: Any) -> bool:

@@ -5,13 +5,14 @@ from fractions import Fraction
 from functools import cache, partial
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from lim_jax._checks import as_int, require
-from lim_jax.grid.measure import Grid, require_on_grid
+from lim_jax.grid.measure import Grid, as_dtype, checked_positions, require_on_grid
 
 NODES = "Pass a Python int, such as 64: on one panel it gives ten digits for smooth fields."
 
@@ -29,13 +30,13 @@ class PanelGrid(Grid):
 
     breaks: tuple[float, ...] = eqx.field(static=True)
     order: int = eqx.field(static=True, converter=partial(as_int, name="order", cure=NODES))
-    dtype: DTypeLike | None = eqx.field(static=True, default=None)
+    dtype: DTypeLike | None = eqx.field(static=True, default=None, converter=as_dtype)
 
     def __check_init__(self):
-        """Raise ValueError unless the weights integrate polynomials exactly, up to rounding."""
+        """Raise ValueError unless nodes increase and the weights integrate polynomials exactly."""
+        self._require_nodes_apart()
         # Gauss weights integrate degree 2 order - 1, prefix weights degree order - 1: not so where
         # breaks were rounded to float32, or with hundreds of nodes on a panel.
-        assert np.all(np.diff(self.breaks) > 0), self.breaks
         nodes = self._nodes()
         order = self.order
         prefix = self._weights_to(nodes) @ nodes ** (order - 1) - nodes**order / order
@@ -44,6 +45,18 @@ class PanelGrid(Grid):
         got = f"an error of {error:.1e} in the integral of a polynomial"
         cure = "Pass the breaks in float64, or take fewer nodes on each panel and more panels."
         require(bool(error < 1e-12), "grid", got=got, expected="exact weights", cure=cure)
+
+    def _require_nodes_apart(self) -> None:
+        """Raise ValueError unless the nodes are positive and increase in the grid's dtype."""
+        dtype = jax.dtypes.canonicalize_dtype(self.dtype or float)
+        nodes = self._nodes().astype(dtype)
+        # Numbers below the smallest normal one are zeros in a compiled program.
+        apart = bool(nodes[0] >= jnp.finfo(dtype).tiny) and bool(np.all(np.diff(nodes) > 0))
+        panels = len(self.breaks) - 1
+        got = f"{panels} panels, on which nodes coincide with others or with 0 in {dtype}"
+        expected = "nodes above 0 that increase, on panels that do"
+        cure = "Take fewer panels, or a dtype of more bits."
+        require(apart, "grid", got=got, expected=expected, cure=cure)
 
     @property
     def size(self) -> int:
@@ -63,6 +76,8 @@ class PanelGrid(Grid):
     ) -> Float[Array, "points *rest"]:
         """Evaluate each panel's polynomial in barycentric form; differentiable in `values` only."""
         require_on_grid(values, self)
+        values = jnp.asarray(values)
+        positions = checked_positions(positions)
         breaks = self._cast(np.array(self.breaks))
         panel = jnp.clip(jnp.searchsorted(breaks, positions) - 1, 0, len(self.breaks) - 2)
         members = panel[:, None] * self.order + jnp.arange(self.order, dtype=panel.dtype)[None, :]
@@ -141,8 +156,8 @@ def gauss_grid(order: int, panels: int = 1, dtype: DTypeLike | None = None) -> P
     Raises
     ------
     ValueError
-        If `order` or `panels` is not a positive Python int, `dtype` not a floating-point dtype, or
-        so many nodes on a panel have no exact weights.
+        If `order` or `panels` is not a positive Python int, `dtype` not a floating-point dtype, so
+        many nodes on a panel have no exact weights, or so many panels no nodes apart in `dtype`.
 
     Examples
     --------

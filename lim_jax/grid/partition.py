@@ -8,10 +8,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from lim_jax._argument_error import Refusal
-from lim_jax._checks import as_int, described, require, require_name
+from lim_jax._checks import ARRAYS, as_int, described, require, require_name
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 
 Convention = Literal["overlap", "points"]
@@ -63,20 +63,21 @@ class Regions(eqx.Module):
         return self.grid._cast(self._without_left_out(self.grid._weights()))
 
     def same_as(self, other: "Regions") -> bool:
-        """Tell whether other regions divide the same positions alike, whatever masks these."""
-        # Of positions alone: where prefixes start and what they weigh may be traced.
-        same_positions = bool(self.grid.unmasked == other.grid.unmasked)
+        """Tell whether other regions divide the same positions alike, in any precision and mask."""
+        same_positions = self.grid.has_positions_of(other.grid)
         ours = self.delta, self.convention, self.left_out
         theirs = other.delta, other.convention, other.left_out
         return same_positions and ours == theirs
 
-    def without(self, positions: Sequence[int]) -> "Regions":
+    def without(self, positions: Sequence[int] | Int[Array | np.ndarray, " some"]) -> "Regions":
         """Leave positions out of all regions: integrals and averages are over the others."""
         last = self.grid.size - 1
-        expected = f"a list of numbers from 0 to {last}"
+        expected = f"a list of whole numbers from 0 to {last}"
         cure = "Pass position numbers of the grid, of which the last is L - 1."
         listed = isinstance(positions, Sequence) and not isinstance(positions, str)
-        require(listed, "positions", got=described(positions), expected=expected, cure=cure)
+        along_one_axis = isinstance(positions, ARRAYS) and positions.ndim == 1
+        holds = listed or along_one_axis
+        require(holds, "positions", got=described(positions), expected=expected, cure=cure)
         added = {
             as_int(position, "positions", least=0, most=last, expected=expected, cure=cure)
             for position in positions
@@ -147,20 +148,22 @@ def boundary_regions(
 def interval_weights(
     grid: Grid, intervals: Intervals, convention: Convention = "overlap"
 ) -> Float[Array, " length"]:
-    r"""Give the weights of :math:`\int_B` for a union B of intervals :math:`[a, b)`, or to 1.
+    r"""Give the weights of :math:`\int_B` for a union B of half-open intervals :math:`[a, b)`.
 
-    Parts of :math:`\Delta p_i`: what intervals share counts once. Ends are read as delta is.
+    They include position 1 where b is 1. The weights are parts of :math:`\Delta p_i`; what
+    intervals share counts once. Ends are read as delta is.
     """
+    require_grid(grid)
     expected = "pairs (a, b) with 0 <= a <= b <= 1"
     cure = "Pass for example [(0, 0.2), (0.8, 1)]."
-    pairs = isinstance(intervals, Sequence) and all(
+    are_pairs = isinstance(intervals, Sequence) and all(
         isinstance(pair, Sequence) and len(pair) == 2 for pair in intervals
     )
-    require(pairs, "intervals", got=described(intervals), expected=expected, cure=cure)
+    require(are_pairs, "intervals", got=described(intervals), expected=expected, cure=cure)
     weights = np.zeros(grid.size)
     reached = Fraction(0)
-    exact = [tuple(exact_fraction(end, "intervals") for end in pair) for pair in intervals]
-    for start, stop in sorted(exact):
+    ends = [tuple(exact_fraction(end, "intervals") for end in pair) for pair in intervals]
+    for start, stop in sorted(ends):
         inside = 0 <= start <= stop <= 1
         got = f"[{start}, {stop})"
         require(inside, "intervals", got=got, expected=expected, cure=cure)
@@ -194,7 +197,7 @@ def regional_averages(
     ----------
     values
         The function f at each position, such as a density: a first axis of positions, and any
-        others. NaN and infinity pass on.
+        others. NaN and infinity pass on, to the regions that they lie in alone.
     regions
         The regions of the same grid, by `boundary_regions`. Positions that they leave out do not
         count.
@@ -224,8 +227,10 @@ def regional_averages(
 @jax.jit
 def _averages(values: Array, weights: Float[Array, "3 length"]) -> Array:
     """Average values over three regions, each given by its weights."""
-    sizes = weights.sum(axis=1).reshape(3, *(1 for _ in values.shape[1:]))
-    return jnp.tensordot(weights, values, axes=1) / sizes
+    shares = weights.reshape(*weights.shape, *(1 for _ in values.shape[1:]))
+    # Outside a region a weight is zero, and zero times NaN or infinity would be NaN.
+    inside = jnp.where(shares != 0, values, 0)
+    return (shares * inside).sum(axis=1) / shares.sum(axis=1)
 
 
 def require_regions(regions: Any, grid: Grid | None = None) -> None:
@@ -235,11 +240,10 @@ def require_regions(regions: Any, grid: Grid | None = None) -> None:
     require(holds, "regions", got=described(regions), expected="Regions of a grid", cure=cure)
     if grid is None:
         return
-    # Of positions alone: where prefixes start and what they weigh may be traced.
-    theirs = regions.grid.unmasked
-    ours = grid.unmasked
-    got = f"regions of {theirs}"
-    require(bool(theirs == ours), "regions", got=got, expected=f"regions of {ours}", cure=cure)
+    got = f"regions of {regions.grid.unmasked}"
+    expected = f"regions of {grid.unmasked}"
+    same = grid.has_positions_of(regions.grid)
+    require(same, "regions", got=got, expected=expected, cure=cure)
 
 
 def exact_fraction(value: Exact, name: str = "delta") -> Fraction:
@@ -250,6 +254,6 @@ def exact_fraction(value: Exact, name: str = "delta") -> Fraction:
         return Fraction(str(value))
     except (ValueError, ZeroDivisionError) as error:
         raise Refusal(
-            f"{name}: got {described(value)}, expected a number known before tracing. "
-            "Pass a Python float, a Fraction or a string: regions are static."
+            f"{name}: got {described(value)}, expected a finite number known before "
+            "tracing. Pass a Python float, a Fraction or a string: regions are static."
         ) from error

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Key
 
 from lim_jax._checks import (
     as_int,
+    error_if_got,
     require,
     require_callable,
     require_floats,
@@ -233,6 +234,8 @@ class BandReadout(eqx.Module):
         ------
         ValueError
             If the bandwidth is less than the grid's widest cell, or more than 1.
+        EquinoxRuntimeError
+            If a row of the band is to be divided by its sum, and that is zero or NaN.
         """
         require_grid(grid)
         widest = grid.widest_cell
@@ -248,7 +251,17 @@ class BandReadout(eqx.Module):
         if self.edges == "reflecting":
             band = band + self._density(rows + columns) + self._density(2 - rows - columns)
         band = band * grid.weights[None, :]
-        return band if self.edges == "zero" else band / band.sum(axis=1, keepdims=True)
+        if self.edges == "zero":
+            return band
+        sums = band.sum(axis=1, keepdims=True)
+        sums = error_if_got(
+            sums,
+            "kernel",
+            got={"a kernel whose values in a window sum to zero or NaN": ~(jnp.abs(sums) > 0)},
+            expected="another sum, by which the window is divided",
+            cure="Pass a kernel that is positive near 0.",
+        )
+        return band / sums
 
     def _density(self, distance: Float[Array, "..."]) -> Float[Array, "..."]:
         """Compute the kernel's density at a distance, in units of the bandwidth."""

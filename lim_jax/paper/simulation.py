@@ -80,13 +80,18 @@ def _loss(params: tuple[PerPosition, PerPosition], x: State, y: None) -> Scalar:
     return jnp.vdot(terminal_covector(weights), cesaro_flow()(gated(gates, x), GRID))
 
 
+def _finite_on_grid(values: PerPosition, name: str) -> PerPosition:
+    """Return a finite number for each position; raise ValueError at others."""
+    require_on_grid(values, GRID, name, "length")
+    # A gate of minus infinity would cut its position off without a word.
+    return error_if_not_finite(values, name)
+
+
 @cached_jit
 def gate_influence(gates: PerPosition, weights: PerPosition | None = None) -> Influence:
     """Return the positional influence of the gated flow: one example, since its loss is linear."""
-    require_on_grid(gates, GRID, "gates", "length")
-    # At minus infinity a position would be cut off without a word.
-    gates = error_if_not_finite(gates, "gates")
-    weights = jnp.ones_like(gates) if weights is None else weights
+    gates = _finite_on_grid(gates, "gates")
+    weights = jnp.ones_like(gates) if weights is None else _finite_on_grid(weights, "weights")
     batch = jnp.zeros((1, LENGTH, WIDTH)), None
     return influence(_loss, (gates, weights), batch, GRID, boundary_regions(GRID, DELTA))
 
@@ -98,9 +103,7 @@ def influence_imbalance(density: PerPosition) -> Scalar:
 
 def gate_gramians(gates: PerPosition) -> Float[Array, "length width width"]:
     """Return the Gramians of `eq:simulation-observability-gramian`, observed at the final token."""
-    require_on_grid(gates, GRID, "gates", "length")
-    # At minus infinity a position would be cut off without a word.
-    return _gate_gramians(error_if_not_finite(gates, "gates"))
+    return _gate_gramians(_finite_on_grid(gates, "gates"))
 
 
 @jax.jit

@@ -21,6 +21,7 @@ from lim_jax.plots.figure_style import (
     label_ends,
     legend_below,
     line_style,
+    literal,
     new_figure,
     positive_part,
 )
@@ -70,11 +71,11 @@ def convergence_rates(rows: Sequence[Row], title: str) -> Figure:
     columns = min(2, len(panels))
     lines = math.ceil(len(panels) / columns)
     figure = ShownFigure(2.0 + 5.5 * columns, 3.6 * lines + 0.5)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(literal(title), fontsize=11)
     for index, (name, members) in enumerate(panels):
         axes = figure.add_subplot(lines, columns, index + 1)
         _draw_panel(axes, members, name)
-        axes.set_title(name if name != title else "", fontsize=9)
+        axes.set_title(literal(name) if name != title else "", fontsize=9)
     mark = partial(Line2D, [], [], color=GREY)
     marks = [
         mark(marker="o", markersize=3.5, label="error: order ± standard error"),
@@ -130,7 +131,7 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], name: str) -> None:
 
 def _joined(labels: Iterable[str]) -> str:
     """Join the labels of a panel's studies, each once."""
-    return ", ".join(dict.fromkeys(labels))
+    return literal(", ".join(dict.fromkeys(labels)))
 
 
 def _short(name: str, panel: str) -> str:
@@ -201,7 +202,7 @@ def error_against_cost(curves: Sequence[Curve], cost: str) -> Figure:
         'Take what limits.measure returns second, under "depth" or "position".',
     )
     require_text(cost, "cost")
-    figure, axes = new_figure(ERROR, cost)
+    figure, axes = new_figure(ERROR, literal(cost))
     ends = []
     for index, curve in enumerate(curves):
         style = line_style(index)
@@ -214,7 +215,7 @@ def error_against_cost(curves: Sequence[Curve], cost: str) -> Figure:
             expected="a positive finite error in each curve: the axes are logarithmic",
             cure="Leave out a curve without one.",
         )
-        axes.loglog(curve.costs, errors, **style, label=curve.name)
+        axes.loglog(curve.costs, errors, **style, label=literal(curve.name))
         last = drawn[-1]
         ends.append(End(curve.costs[last], float(errors[last]), curve.name, style["color"]))
     axes.xaxis.set_minor_formatter(NullFormatter())

@@ -79,7 +79,7 @@ def channel_energies(result: Explanation, title: str) -> Figure:
     lower.set_ylabel("cross terms over the\nchannels' energies (no unit)", fontsize=8)
     lower.set_xlabel(figure_style.POSITION)
     heading = figure_style.headed(title, result.influence.grid.size, int(result.influence.count))
-    upper.set_title(heading, fontsize=10, wrap=True)
+    figure_style.set_heading(upper, heading)
     for axes in (upper, middle, lower):
         figure_style.shade_boundaries(axes, float(result.influence.regions.delta))
         axes.spines[["top", "right"]].set_visible(False)
@@ -120,10 +120,8 @@ def hop_energies(result: Explanation, title: str) -> Figure:
         style = figure_style.line_style(index)
         axes.plot(positions, figure_style.positive_part(part), **style, clip_on=False, label=name)
     axes.set_yscale("log")
-    axes.set_title(
-        figure_style.headed(title, result.influence.grid.size, int(result.influence.count)),
-        fontsize=10,
-    )
+    heading = figure_style.headed(title, result.influence.grid.size, int(result.influence.count))
+    figure_style.set_heading(axes, heading)
     figure_style.shade_boundaries(axes, float(result.influence.regions.delta))
     figure_style.legend_below(figure, columns=5)
     return figure
@@ -212,7 +210,9 @@ def certificate_margins(certificates: Sequence[Certificate], title: str) -> Figu
         axes.plot(sides[0], row, "o", color=colour, label="must be greater")
         axes.plot(sides[1], row, "s", color=colour, markerfacecolor="white", label="must be lesser")
     ticks = axes.set_yticks(
-        range(len(rows)), [_inequality_label(*row) for row in rows], fontsize=7.5
+        range(len(rows)),
+        [figure_style.literal(_inequality_label(*row)) for row in rows],
+        fontsize=7.5,
     )
     for tick, row in zip(ticks, rows, strict=True):
         tick.label1.set_color(VERDICTS[_verdict(*row)])

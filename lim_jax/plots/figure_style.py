@@ -74,11 +74,11 @@ def line_style(index: int) -> dict[str, Any]:
     >>> line_style(0)["color"], line_style(1)["marker"]
     ('#0072b2', 's')
     """
-    again = index // len(COLOURS)  # a colour that comes again has another dash and marker
+    round_of_colours = index // len(COLOURS)
     return {
         "color": COLOURS[index % len(COLOURS)],
-        "linestyle": DASHES[(index + again) % len(DASHES)],
-        "marker": MARKERS[(index + again) % len(MARKERS)],
+        "linestyle": DASHES[(index + round_of_colours) % len(DASHES)],
+        "marker": MARKERS[(index + round_of_colours) % len(MARKERS)],
         "markersize": 3.5,
         "linewidth": 1.3,
     }
@@ -94,7 +94,7 @@ def new_figure(ylabel: str, xlabel: str = POSITION, title: str = "") -> tuple[Fi
     xlabel
         The label of the abscissa, by default "position p (part of the context)".
     title
-        The heading above the axes, by default none.
+        The heading above the axes, by default none; dollars begin no formula in it.
 
     Returns
     -------
@@ -111,9 +111,14 @@ def new_figure(ylabel: str, xlabel: str = POSITION, title: str = "") -> tuple[Fi
     axes = figure.add_subplot()
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
-    axes.set_title(title, fontsize=10, wrap=True, parse_math=False)  # of names, such as a model's
+    set_heading(axes, title)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def set_heading(axes: Axes, heading: str) -> None:
+    """Write a heading above the axes, in as many lines as it needs; dollars begin no formula."""
+    axes.set_title(literal(heading), fontsize=10, wrap=True)
 
 
 def headed(title: str, length: int, count: int | None = None, left_out: int = 0) -> str:
@@ -188,6 +193,7 @@ def draw_with_errors(
 
 def literal(name: str) -> str:
     """Return a name for matplotlib in which dollars begin no formula."""
+    # Not by parse_math=False, which matplotlib forgets where it wraps a text into lines.
     return name.replace("$", r"\$")
 
 
@@ -209,7 +215,7 @@ def label_ends(axes: Axes, ends: Sequence[End]) -> None:
     heights = np.minimum(heights, 1 - steps[::-1])
     for end, height in zip(sorted_ends, heights.tolist(), strict=True):
         axes.annotate(
-            end.text,
+            literal(end.text),
             xy=(end.x, end.y),
             xytext=(1.04, height),
             textcoords="axes fraction",

@@ -63,7 +63,7 @@ def influence_profile(result: Influence, title: str = "") -> Figure:
     axes.axhline(uniform, color="black", linewidth=0.8, linestyle=":", label="uniform")
     figure_style.draw_averages(axes, result.regions, np.asarray(result.regional_averages))
     heading = figure_style.headed(title, result.grid.size, int(result.count), left_out)
-    axes.set_title(f"{heading}\n{_indices(result)}", fontsize=10)
+    figure_style.set_heading(axes, f"{heading}\n{_indices(result)}")
     figure_style.legend_below(figure)
     return figure
 
@@ -81,12 +81,11 @@ def influence_difference(
     columns = change.regions.grid.nodes, change.density, change.density_error
     _draw_signed(lower, *(np.asarray(column)[has_weight] for column in columns))
     figure_style.shade_boundaries(lower, float(change.regions.delta))
-    lower.set_ylabel(f"{names[1]} minus {names[0]}", parse_math=False)
+    lower.set_ylabel(figure_style.literal(f"{names[1]} minus {names[0]}"))
     lower.set_xlabel(figure_style.POSITION)
     counts = " and ".join(str(int(influence.count)) for influence in compared[:2])
     heading = f"{counts} contexts, {change.pairs or 0} in both"
-    heading = f"{title}\n{heading}" if title else heading
-    upper.set_title(heading, fontsize=10, wrap=True, parse_math=False)
+    figure_style.set_heading(upper, f"{title}\n{heading}" if title else heading)
     for axes in (upper, lower):
         axes.spines[["top", "right"]].set_visible(False)
     figure_style.legend_below(figure)
@@ -100,7 +99,7 @@ def signed_density(density: Estimate, regions: Regions, contexts: int, title: st
     grid = regions.grid
     _draw_signed(axes, *map(np.asarray, (grid.nodes, *density)))
     figure_style.shade_boundaries(axes, float(regions.delta))
-    axes.set_title(figure_style.headed(title, grid.size, contexts, 0), fontsize=10)
+    figure_style.set_heading(axes, figure_style.headed(title, grid.size, contexts, 0))
     return figure
 
 

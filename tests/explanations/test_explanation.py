@@ -495,7 +495,7 @@ def test_networks_of_parallel_blocks_are_explained_in_single_precision():
 @pytest.mark.slow
 def test_figures_of_an_explanation_show_its_numbers():
     explanation = explained(last_token)
-    figure = plots.channel_energies(explanation, "title")
+    figure = plots.channel_energies(explanation, "costs $x^$")  # half a formula
     assert_nothing_is_cut(figure)
     upper, middle, lower = figure.axes
     curve = np.asarray(upper.lines[0].get_ydata())
@@ -513,9 +513,8 @@ def test_figures_of_an_explanation_show_its_numbers():
     np.testing.assert_allclose(heights, influence / together - 1, rtol=1e-9, atol=1e-12)
     assert min(heights) < 0 and lower.get_ylim()[0] < -1
     assert all(axes.get_ylabel() for axes in figure.axes)
-    assert (
-        upper.get_title() == f"title ({LENGTH} positions, n = {int(explanation.influence.count)})"
-    )
+    count = int(explanation.influence.count)
+    assert upper.get_title() == rf"costs \$x^\$ ({LENGTH} positions, n = {count})"
     named = [text.get_text() for text in figure.legends[0].get_texts()]
     assert named == ["influence density", "density without cross terms"] + [
         "residual",

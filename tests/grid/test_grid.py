@@ -12,10 +12,11 @@ from reference.differences import fitted_order
 from reference.networks import GRIDS
 
 import lim_jax as lim
+from lim_jax._jit import filter_jit
 from lim_jax.grid import cell_embedding
-from lim_jax.grid.interpolation import carried
+from lim_jax.grid.interpolation import carrying_shares
 from lim_jax.grid.panels import PanelGrid
-from lim_jax.grid.partition import interval_weights
+from lim_jax.grid.partition import interval_weights, require_regions
 
 REFINEMENTS = (20, 40, 80, 160, 320)
 
@@ -182,6 +183,35 @@ def test_overlap_regions_partition_the_measure(kind, size, thousandths):
     np.testing.assert_allclose(weights.sum(axis=0), cells, rtol=1e-12)
 
 
+@pytest.mark.parametrize("spelt", [None, "float64", jnp.float64, "float32", jnp.float32])
+def test_regions_are_of_the_same_positions_however_their_precision_is_spelt(spelt):
+    """The same dtype in another spelling was refused as a grid of other positions."""
+    grid = lim.token_grid(10, spelt)
+    regions = lim.boundary_regions(lim.token_grid(10, "float64"), 0.2)
+    require_regions(regions, grid)
+    assert regions.same_as(lim.boundary_regions(grid, 0.2))
+    assert spelt is None or grid == lim.token_grid(10, jnp.dtype(spelt))
+    with pytest.raises(ValueError, match="regions: got regions of"):
+        require_regions(regions, lim.token_grid(11, spelt))
+
+
+@pytest.mark.parametrize("array", [np.array, jnp.array])
+def test_positions_may_be_left_out_by_an_array(array, as_users_run):
+    """An array of whole numbers was refused, with a cure that named what it was."""
+    regions = lim.boundary_regions(lim.token_grid(10), 0.2)
+    assert regions.without(array([3, 0])) == regions.without([0, 3])
+    for wrong in (array([0.0]), array([[0]]), array(0), array([True]), array([10])):
+        with pytest.raises(ValueError, match="positions: got .*, expected a list of whole numbers"):
+            regions.without(wrong)
+
+
+@pytest.mark.parametrize("delta", [np.nan, np.inf])
+def test_a_delta_that_is_not_finite_is_refused_as_such(delta):
+    """The message asked for a number known before tracing, which it is."""
+    with pytest.raises(ValueError, match=f"delta: got {delta}, expected a finite number"):
+        lim.boundary_regions(lim.token_grid(10), delta)
+
+
 @pytest.mark.parametrize("kind", GRIDS)
 @pytest.mark.parametrize("convention", ["overlap", "points"])
 def test_regional_averages_of_known_functions(kind, convention):
@@ -192,6 +222,27 @@ def test_regional_averages_of_known_functions(kind, convention):
     np.testing.assert_allclose(constant, np.full((3, 2), 3.0), rtol=1e-12)
     linear = lim.regional_averages(grid.nodes, regions)
     np.testing.assert_allclose(linear, [0.1, 0.5, 0.9], atol=1e-3)
+
+
+@pytest.mark.parametrize("width", [(), (2,)])
+def test_infinity_and_nan_are_averaged_in_their_own_region_alone(width):
+    """They turned the averages of all three regions into NaN, from positions left out too."""
+    ones = np.ones((10, *width))
+    infinite = np.concatenate([np.full((1, *width), np.inf), ones[1:]])
+    regions = lim.boundary_regions(lim.token_grid(10), 0.2)
+    averages = lim.regional_averages(jax.device_put(infinite), regions)
+    np.testing.assert_allclose(averages, np.concatenate([infinite[:1], ones[:2]]), rtol=1e-14)
+    not_a_number = jax.device_put(np.where(np.isinf(infinite), np.nan, infinite))
+
+    def averages_without_the_first(values):
+        return lim.regional_averages(values, regions.without([0]))
+
+    averages, slopes = jax.vjp(averages_without_the_first, not_a_number)
+    np.testing.assert_allclose(averages, ones[:3], rtol=1e-14)
+    # One position on the left, six in the middle and two on the right.
+    slope = np.repeat([0, 1, 1 / 6, 1 / 2], [1, 1, 6, 2])
+    expected = np.broadcast_to(slope.reshape(10, *(1 for _ in width)), ones.shape)
+    np.testing.assert_allclose(slopes(jnp.ones_like(averages))[0], expected, rtol=1e-14)
 
 
 @pytest.mark.parametrize("of_grid, of_nodes", [("float64", "float32"), ("float32", "float64")])
@@ -244,6 +295,32 @@ def test_fields_on_cells_are_interpolated_by_lines(kind):
     np.testing.assert_allclose(interpolated[before], expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("grid", [lim.graded_grid(6), lim.gauss_grid(6)])
+@pytest.mark.parametrize(
+    "position, got", [(-0.1, "below zero"), (1.1, "above one"), (np.nan, "NaN")]
+)
+def test_fields_are_not_interpolated_outside_of_the_context(
+    grid, position, got, jitted, as_users_run
+):
+    """The lines and the polynomials went on there, with numbers that seemed plausible."""
+    interpolate = filter_jit(grid.interpolate) if jitted else grid.interpolate
+    with pytest.raises(
+        ValueError, match=rf"positions: got .*{got}.*, expected numbers in \[0, 1\]"
+    ):
+        jax.block_until_ready(interpolate(grid.nodes, jnp.array([0.5, position])))
+
+
+@pytest.mark.parametrize("grid", [lim.graded_grid(6), lim.gauss_grid(6)])
+def test_fields_in_arrays_of_numpy_are_read_at_traced_positions(grid, as_users_run):
+    """JAX raised TracerArrayConversionError."""
+    values = np.asarray(grid.nodes)
+    at_nodes = jax.jit(lambda nodes: grid.interpolate(values, nodes))(grid.nodes)
+    np.testing.assert_allclose(at_nodes, values, rtol=1e-14)
+    in_cells = jax.jit(lambda nodes: cell_embedding(values, grid, nodes))(grid.nodes)
+    np.testing.assert_array_equal(in_cells, values)
+
+
 def test_a_grid_is_static():
     grid = lim.token_grid(5)
     assert jax.tree.leaves(grid) == [] and grid == lim.token_grid(5) != lim.midpoint_grid(5)
@@ -261,6 +338,18 @@ def test_breaks_that_were_rounded_to_single_precision_are_refused(as_users_run):
         PanelGrid(breaks=tuple(np.array(breaks, np.float32)), order=4)
 
 
+@pytest.mark.parametrize(
+    "order, panels, dtype",
+    [(4, 1100, "float64"), (2, 200, "float32"), (2, 130, "float32"), (2, 20, "float16")],
+)
+def test_panels_whose_nodes_coincide_are_refused(order, panels, dtype, as_users_run):
+    """They gave an AssertionError of a thousand numbers, or a grid whose first nodes were zeros."""
+    with pytest.raises(ValueError, match=f"grid: got {panels} panels, on which nodes coincide"):
+        lim.gauss_grid(order, panels, dtype)
+    with pytest.raises(ValueError, match="grid: got 2 panels, on which nodes coincide"):
+        PanelGrid(breaks=(0.0, 0.5, 0.5), order=2)
+
+
 def test_precision_follows_the_grid():
     assert lim.token_grid(3).weights.dtype == jnp.float64
     single = lim.token_grid(3, dtype=jnp.float32)
@@ -276,7 +365,7 @@ def test_a_measure_is_carried_with_its_mass_cell_by_cell(make):
     source = lim.graded_grid(5)
     target = make(7)
     density = np.exp(np.random.default_rng(0).standard_normal((5, 2)))
-    carried_density = np.asarray(carried(jnp.asarray(density), source, target))
+    carried_density = carrying_shares(source, target) @ density
     ends = np.asarray(source.edges)
     others = np.asarray(target.edges)
     mass = np.asarray(source.weights)[:, None] * density
@@ -291,7 +380,7 @@ def test_a_measure_is_carried_with_its_mass_cell_by_cell(make):
     np.testing.assert_allclose(
         np.asarray(target.weights) @ carried_density, mass.sum(axis=0), rtol=1e-13
     )
-    same = carried(jnp.asarray(density), source, source)
+    same = carrying_shares(source, source) @ density
     np.testing.assert_allclose(same, density, rtol=1e-13)
 
 

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib.cbook import is_math_text
 from matplotlib.text import Annotation
 from reference.drawn import assert_nothing_is_cut
 
@@ -157,6 +158,20 @@ def test_an_error_of_zero_is_not_drawn_and_a_curve_of_none_but_zeros_is_refused(
     np.testing.assert_array_equal(axes.lines[0].get_ydata(), [1e-2, 1e-4, np.nan])
     with pytest.raises(ValueError, match="curves: got errors .0.0. of 'zero', expected a positive"):
         plots.error_against_cost([exact, Curve("zero", (1.0,), (0.0,))], "evaluations")
+
+
+def test_half_a_formula_in_a_name_or_a_title_is_written_as_it_stands():
+    """Saving such a figure raised matplotlib's ParseSyntaxException."""
+    study = Study("eq:mine", 1.0, (10.0, 20.0, 40.0, 80.0), (0.4, 0.2, 0.1, 0.05), None, 0.0)
+    half = "costs $x^$"
+    rates = plots.convergence_rates([Row(f"a {half}", study, 1.0)], half)
+    curve = Curve(f"a {half}", (1.0, 2.0), (0.2, 0.1))
+    costs = plots.error_against_cost([curve], half)
+    for figure in (rates, costs):
+        figure.draw_without_rendering()
+        (end,) = [text for text in figure.axes[0].texts if "costs" in text.get_text()]
+        assert end.get_text().startswith(r"a costs \$x^\$") and not is_math_text(end.get_text())
+    assert costs.axes[0].get_xlabel() == rates.get_suptitle() == r"costs \$x^\$"
 
 
 def test_costs_are_drawn_with_the_methods_names_at_the_ends():

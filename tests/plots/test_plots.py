@@ -1,5 +1,7 @@
 """Figures show the numbers of the results they are given."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -90,6 +92,27 @@ def cones(title):
     return plots.cone_masses({"network": mass}, regions, title)
 
 
+HALF_A_FORMULA = "costs $x^$"
+
+
+def signed(title):
+    regions = lim.boundary_regions(lim.token_grid(5), 0.2)
+    return signed_density(Estimate(jnp.arange(5.0), jnp.ones(5)), regions, 3, title)
+
+
+def certificates(title):
+    return plots.certificate_margins([certificate(HALF_A_FORMULA, ("left", 3.0, -1.0))], title)
+
+
+@pytest.mark.parametrize("draw", [partial(profile_of, 1, 2), cones, signed, certificates])
+def test_half_a_formula_in_a_title_or_a_name_is_written_as_it_stands(draw):
+    """Saving such a figure raised matplotlib's ParseSyntaxException."""
+    figure = draw(HALF_A_FORMULA)
+    figure.draw_without_rendering()
+    title = figure.axes[0].get_title()
+    assert title.startswith(r"costs \$x^\$") and not is_math_text(title)
+
+
 LONG = "a model whose name is longer than its figure is wide, with a loss of many words"
 
 
@@ -174,8 +197,8 @@ def test_names_are_no_formulas(tmp_path):
     difference = influence_difference(compared, names, "$_{$")
     difference.savefig(tmp_path / "difference.png")
     upper, lower = difference.axes
-    assert upper.get_title().startswith("$_{$\n") and not upper.title.get_parse_math()
-    assert lower.get_ylabel() == "a$b_{$ minus m$x" and not lower.yaxis.label.get_parse_math()
+    assert upper.get_title().startswith("\\$_{\\$\n") and not is_math_text(upper.get_title())
+    assert lower.get_ylabel() == r"a\$b_{\$ minus m\$x" and not is_math_text(lower.get_ylabel())
 
 
 def test_a_profile_of_no_influence_says_so():
