@@ -87,6 +87,7 @@ def test_the_evidence_of_each_kind_stands_where_it_is_said_to(seed):
         texts = {document.title: document.text for document in drawn.documents}
         assert len(texts) == 4 + count and len(drawn.evidence) == count
         evidence = [texts[title] for title in drawn.evidence]
+        assert len({*evidence}) == count, "a copy says the same in other words"
         others = [text for title, text in texts.items() if title not in drawn.evidence]
         if kind == "halves":
             person = drawn.question.split()[-2]
@@ -96,6 +97,12 @@ def test_the_evidence_of_each_kind_stands_where_it_is_said_to(seed):
         else:
             assert all(text.endswith(f" {drawn.answer}.") for text in evidence)
             assert not any(drawn.answer in re.findall(r"\w+", text) for text in others)
+
+
+def test_another_seed_draws_another_question():
+    for kind in ("one", "copy", "halves"):
+        drawn = {drawn_question(kind, seed).question for seed in range(6)}
+        assert len(drawn) > 3, kind
 
 
 def test_other_documents_say_things_of_other_kinds_of_others():
