@@ -101,8 +101,9 @@ def test_the_evidence_of_each_kind_stands_where_it_is_said_to(seed):
 
 def test_another_seed_draws_another_question():
     for kind in ("one", "copy", "halves"):
-        drawn = {drawn_question(kind, seed).question for seed in range(6)}
-        assert len(drawn) > 3, kind
+        drawn = [drawn_question(kind, seed) for seed in range(6)]
+        assert len({one.question for one in drawn}) > 3, kind
+        assert len({one.evidence for one in drawn}) > 3, "documents are in an order of its own"
 
 
 def test_other_documents_say_things_of_other_kinds_of_others():
