@@ -114,7 +114,6 @@ def _gate_gramians(gates: PerPosition) -> Float[Array, "length width width"]:
     return jnp.exp(2 * gates)[:, None, None] * ungated
 
 
-@jax.jit
 def _ungated_gramians() -> Float[Array, "length width width"]:
     """Compute the Gramians of the final token's states without gates."""
     final_token = ObservedTokens(cesaro_flow(), GRID, jnp.array([LENGTH - 1]))
