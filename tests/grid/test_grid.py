@@ -1,6 +1,7 @@
 """Grids: quadrature, exact regions, embedding."""
 
 from fractions import Fraction
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -314,7 +315,7 @@ def test_fields_are_not_interpolated_outside_of_the_context(
 @pytest.mark.parametrize("grid", [lim.graded_grid(6), lim.gauss_grid(6)])
 def test_fields_in_arrays_of_numpy_are_read_at_traced_positions(grid, as_users_run):
     """JAX raised TracerArrayConversionError."""
-    values = np.asarray(grid.nodes)
+    values: Any = np.asarray(grid.nodes)  # a user's array of NumPy, which types do not name
     at_nodes = jax.jit(lambda nodes: grid.interpolate(values, nodes))(grid.nodes)
     np.testing.assert_allclose(at_nodes, values, rtol=1e-14)
     in_cells = jax.jit(lambda nodes: cell_embedding(values, grid, nodes))(grid.nodes)
