@@ -69,8 +69,13 @@ def require_extra(package: str, extra: str) -> None:
 
 def require_floating(array: object, name: str, cure: str = "Pass an array of floats.") -> None:
     """Raise ValueError unless this is an array of floating-point numbers."""
-    holds = isinstance(array, ARRAYS) and jnp.issubdtype(array.dtype, jnp.floating)
-    require(holds, name, got=described(array), expected="a floating-point array", cure=cure)
+    require(
+        isinstance(array, ARRAYS) and jnp.issubdtype(array.dtype, jnp.floating),
+        name,
+        got=described(array),
+        expected="a floating-point array",
+        cure=cure,
+    )
 
 
 def require_floats(array: Any, name: str, axes: str, cure: str = "", **sizes: int) -> None:
@@ -104,11 +109,13 @@ def require_floats(array: Any, name: str, axes: str, cure: str = "", **sizes: in
 def require_indices(indices: Any, name: str) -> None:
     """Raise ValueError unless this is a non-empty array of integers along one axis."""
     integers = isinstance(indices, ARRAYS) and jnp.issubdtype(indices.dtype, jnp.integer)
-    got = "none" if integers and indices.size == 0 else described(indices)
-    expected = "at least one whole number, in an array of one axis"
-    holds = integers and indices.ndim == 1 and indices.size > 0
-    cure = "Pass for example jnp.array([0, 3])."
-    require(holds, name, got=got, expected=expected, cure=cure)
+    require(
+        integers and indices.ndim == 1 and indices.size > 0,
+        name,
+        got="none" if integers and indices.size == 0 else described(indices),
+        expected="at least one whole number, in an array of one axis",
+        cure="Pass for example jnp.array([0, 3]).",
+    )
 
 
 def widen_integers(numbers: Any) -> Any:
@@ -136,8 +143,13 @@ def as_int(
         value = least - 1
     bounds = f"at least {least}" if most is None else f"from {least} to {most}"
     expected = expected or f"a whole number known before tracing, {bounds}"
-    holds = least <= value <= (value if most is None else most)
-    require(holds, name, got=described(number), expected=expected, cure=cure)
+    require(
+        least <= value <= (value if most is None else most),
+        name,
+        got=described(number),
+        expected=expected,
+        cure=cure,
+    )
     return value
 
 
@@ -148,15 +160,19 @@ def is_real(number: Any) -> TypeGuard[float]:
 
 def require_positive(number: Any, name: str, *, expected: str, cure: str) -> None:
     """Raise ValueError unless this is a positive finite number known before tracing."""
-    holds = is_real(number) and 0 < float(number) < math.inf
-    require(holds, name, got=described(number), expected=expected, cure=cure)
+    require(
+        is_real(number) and 0 < float(number) < math.inf,
+        name,
+        got=described(number),
+        expected=expected,
+        cure=cure,
+    )
 
 
 def require_optional(number: Any, name: str, cure: str) -> None:
     """Raise ValueError unless this is None or a positive finite number known before tracing."""
     if number is not None:
-        expected = "None or a positive finite number"
-        require_positive(number, name, expected=expected, cure=cure)
+        require_positive(number, name, expected="None or a positive finite number", cure=cure)
 
 
 def as_numbers(values: Any, name: str, *, expected: str, cure: str) -> np.ndarray:
@@ -167,35 +183,49 @@ def as_numbers(values: Any, name: str, *, expected: str, cure: str) -> np.ndarra
     except ValueError:  # of lists of several lengths
         numbers = np.zeros(())
     real = any(jnp.issubdtype(numbers.dtype, kind) for kind in KINDS)
-    holds = numbers.ndim == 1 and numbers.size > 0 and real
-    got = "none" if numbers.shape == (0,) else described(values)
-    require(holds, name, got=got, expected=expected, cure=cure)
+    require(
+        numbers.ndim == 1 and numbers.size > 0 and real,
+        name,
+        got="none" if numbers.shape == (0,) else described(values),
+        expected=expected,
+        cure=cure,
+    )
     return numbers.astype(float)
 
 
 def require_scalar(number: Any, name: str) -> None:
     """Raise ValueError unless this is a real number or an array of shape (), traced or known."""
     scalar = isinstance(number, ARRAYS) and number.shape == ()
-    holds = is_real(number) or (
-        scalar and any(jnp.issubdtype(number.dtype, kind) for kind in KINDS)
+    require(
+        is_real(number) or (scalar and any(jnp.issubdtype(number.dtype, kind) for kind in KINDS)),
+        name,
+        got=described(number),
+        expected="a real number",
+        cure="Pass a float, or an array of shape ().",
     )
-    cure = "Pass a float, or an array of shape ()."
-    require(holds, name, got=described(number), expected="a real number", cure=cure)
 
 
 def as_path(path: Any, name: str = "path") -> Path:
     """Return a `Path` from a non-empty string or `Path`; raise ValueError at anything else."""
-    cure = "Pass a string or a pathlib.Path."
-    holds = isinstance(path, str | Path) and path != ""
-    require(holds, name, got=described(path), expected="the path of a file or a folder", cure=cure)
+    require(
+        isinstance(path, str | Path) and path != "",
+        name,
+        got=described(path),
+        expected="the path of a file or a folder",
+        cure="Pass a string or a pathlib.Path.",
+    )
     return Path(path)
 
 
 def require_kind(value: object, kind: type, name: str, cure: str) -> None:
     """Raise ValueError unless this is an instance of a type."""
-    got = f"the type {value.__name__} itself" if isinstance(value, type) else described(value)
-    expected = "a text" if kind is str else f"an instance of {kind.__name__}"
-    require(isinstance(value, kind), name, got=got, expected=expected, cure=cure)
+    require(
+        isinstance(value, kind),
+        name,
+        got=f"the type {value.__name__} itself" if isinstance(value, type) else described(value),
+        expected="a text" if kind is str else f"an instance of {kind.__name__}",
+        cure=cure,
+    )
 
 
 def require_several(values: object, kind: type, name: str, cure: str) -> None:
@@ -222,25 +252,36 @@ def require_text(text: object, name: str) -> None:
 def require_name(value: object, options: Iterable[str], name: str, cure: str) -> None:
     """Raise ValueError unless this is one of the names that are options."""
     choices = list(options)
-    expected = " or ".join(f'"{choice}"' for choice in choices)
-    holds = isinstance(value, str) and value in choices
-    require(holds, name, got=described(value), expected=expected, cure=cure)
+    require(
+        isinstance(value, str) and value in choices,
+        name,
+        got=described(value),
+        expected=" or ".join(f'"{choice}"' for choice in choices),
+        cure=cure,
+    )
 
 
 def require_callable(function: object, name: str, signature: str) -> None:
     """Raise ValueError unless this can be called."""
-    cure = "Pass the function itself, not what it returns."
-    expected = f"a function {signature}"
-    require(callable(function), name, got=described(function), expected=expected, cure=cure)
+    require(
+        callable(function),
+        name,
+        got=described(function),
+        expected=f"a function {signature}",
+        cure="Pass the function itself, not what it returns.",
+    )
 
 
 def require_example(example: object) -> None:
     """Raise ValueError unless this is a pair of a state and its labels."""
     several = isinstance(example, tuple)
-    got = f"a tuple of {len(example)}" if several else described(example)
-    expected = "a pair (x, y) of an input and its labels"
-    cure = "Pass (x, y), or (x, None) where the loss looks at no labels."
-    require(several and len(example) == 2, "example", got=got, expected=expected, cure=cure)
+    require(
+        several and len(example) == 2,
+        "example",
+        got=f"a tuple of {len(example)}" if several else described(example),
+        expected="a pair (x, y) of an input and its labels",
+        cure="Pass (x, y), or (x, None) where the loss looks at no labels.",
+    )
 
 
 def require_auto(tree: PyTree, name: str) -> None:
@@ -251,24 +292,38 @@ def require_auto(tree: PyTree, name: str) -> None:
     )
     for leaf in jax.tree.leaves(tree):
         typed = jax.typeof(leaf) if isinstance(leaf, jax.Array) else None
-        holds = typed is None or all(axis is None for axis in typed.sharding.spec)
-        require(holds, name, got=typed, expected="axes of type Auto", cure=cure)
+        require(
+            typed is None or all(axis is None for axis in typed.sharding.spec),
+            name,
+            got=typed,
+            expected="axes of type Auto",
+            cure=cure,
+        )
 
 
 def require_key(key: Any) -> None:
     """Raise ValueError unless this is a single random key."""
     typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     legacy = isinstance(key, ARRAYS) and key.dtype == jnp.uint32 and key.shape == (2,)
-    cure = "Make it with jax.random.key(seed); vmap over several."
-    holds = (typed and key.shape == ()) or legacy
-    require(holds, "key", got=described(key), expected="one random key", cure=cure)
+    require(
+        (typed and key.shape == ()) or legacy,
+        "key",
+        got=described(key),
+        expected="one random key",
+        cure="Make it with jax.random.key(seed); vmap over several.",
+    )
 
 
 def require_known(tree: PyTree, name: str, expected: str = "numbers that are there") -> None:
     """Raise ValueError if any array of a pytree is traced."""
     traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
-    cure = "Call it outside jax.jit, jax.vmap and jax.grad."
-    require(not traced, name, got="traced arrays", expected=expected, cure=cure)
+    require(
+        not traced,
+        name,
+        got="traced arrays",
+        expected=expected,
+        cure="Call it outside jax.jit, jax.vmap and jax.grad.",
+    )
 
 
 def error_if(tree: Tree, fails: Flags, message: str) -> Tree:
@@ -319,10 +374,13 @@ def _require_sizes(tree: PyTree) -> None:
     """Raise ValueError at symbolic sizes: `jax.export` takes no callbacks, as checks are."""
     sizes = [size for leaf in jax.tree.leaves(tree) for size in getattr(leaf, "shape", ())]
     symbolic = [size for size in sizes if not isinstance(size, int)]
-    holds = not symbolic or os.environ.get("EQX_ON_ERROR") == "off"
-    expected = "known sizes in a program that checks its values"
-    cure = "Export without checks: start Python with EQX_ON_ERROR=off in its environment."
-    require(holds, "shape", got=f"a symbolic size, {symbolic[:1]}", expected=expected, cure=cure)
+    require(
+        not symbolic or os.environ.get("EQX_ON_ERROR") == "off",
+        "shape",
+        got=f"a symbolic size, {symbolic[:1]}",
+        expected="known sizes in a program that checks its values",
+        cure="Export without checks: start Python with EQX_ON_ERROR=off in its environment.",
+    )
 
 
 def _error_if_on_any_device(
@@ -388,8 +446,13 @@ def as_nonnegative(
     capped = below < math.inf
     expected = f"from 0 to below {below:g}" if capped else "nothing below zero"
     if isinstance(values, Real):
-        holds = not (float(values) < 0 or (capped and float(values) >= below))
-        require(holds, name, got=f"{values}", expected=expected, cure=cure)
+        require(
+            not (float(values) < 0 or (capped and float(values) >= below)),
+            name,
+            got=f"{values}",
+            expected=expected,
+            cure=cure,
+        )
         return values
     is_concrete = not isinstance(values, Tracer) and not _elsewhere(values)
     numbers = np.asarray(values) if is_concrete else values

@@ -71,9 +71,13 @@ def read_arrays(path: Path, kind: Format) -> tuple[dict[str, Any], Arrays]:
 def put_array(array: np.ndarray, name: str, arrays: Arrays) -> dict[str, str]:
     """Add an array to `arrays`, and return its header entry; bfloat16 and the like are widened."""
     free = name not in ("file", "header", "allow_pickle")
-    got = f"an array named {name}"
-    cure = "Rename it: the file has an entry of its own of this name."
-    require(free, "result", got=got, expected="another name", cure=cure)
+    require(
+        free,
+        "result",
+        got=f"an array named {name}",
+        expected="another name",
+        cure="Rename it: the file has an entry of its own of this name.",
+    )
     arrays[name] = array.astype(np.float32) if array.dtype.kind == "V" else array
     return {"array": name, "dtype": array.dtype.name}
 

@@ -42,16 +42,22 @@ def checkpoint_file(file: AnyPath, name: str = "checkpoint") -> Path:
 def checkpoint_folder(checkpoint: AnyPath) -> Path:
     """Return a path where a folder is or can be made; raise ValueError at others."""
     path = as_path(checkpoint, "checkpoint")
-    expected = "a folder, there or to be made"
-    _require_path(path, "checkpoint", not path.is_file(), "a file", expected)
+    _require_path(path, "checkpoint", not path.is_file(), "a file", "a folder, there or to be made")
     return path
 
 
 def _require_path(path: Path, name: str, holds: bool, kind: str, expected: str) -> None:
     """Raise ValueError unless `holds` and no parent of the path is a file."""
     within = next((parent for parent in path.parents if parent.is_file()), None)
-    got = f"{path}, which is {kind}" if within is None else f"{path}, inside of the file {within}"
-    require(holds and within is None, name, got=got, expected=expected, cure="Name another path.")
+    require(
+        holds and within is None,
+        name,
+        got=(
+            f"{path}, which is {kind}" if within is None else f"{path}, inside of the file {within}"
+        ),
+        expected=expected,
+        cure="Name another path.",
+    )
 
 
 def store(path: Path, run: Run, about: Mapping[str, Any], tree: PyTree) -> None:
@@ -86,14 +92,22 @@ def _document(text: bytes) -> dict[str, Any]:
 def _require_run(path: Path, about: Mapping[str, Any], run: Run) -> None:
     """Raise ValueError unless a file's header names the same run."""
     earlier_run = about.get("run")
-    got = f"{path}, which is of no run"
-    expected = "what a run stored"
-    require(isinstance(earlier_run, dict), "checkpoint", got=got, expected=expected, cure=REMOVE)
+    require(
+        isinstance(earlier_run, dict),
+        "checkpoint",
+        got=f"{path}, which is of no run",
+        expected="what a run stored",
+        cure=REMOVE,
+    )
     assert isinstance(earlier_run, dict)
     for name, value in _as_read_from_json(run).items():
-        got = f"{path}, of {name} {earlier_run.get(name)}"
-        expected = f"one of {name} {value}"
-        require(earlier_run.get(name) == value, "checkpoint", got=got, expected=expected, cure=SAME)
+        require(
+            earlier_run.get(name) == value,
+            "checkpoint",
+            got=f"{path}, of {name} {earlier_run.get(name)}",
+            expected=f"one of {name} {value}",
+            cure=SAME,
+        )
 
 
 def each_once(
@@ -197,6 +211,10 @@ def reduced(
 
 def _require_same_items(same: bool, got: str, checkpoint: Path, counted: int) -> None:
     """Raise ValueError unless the items are the ones that the checkpoint counted."""
-    expected = f"first the {counted} that {checkpoint} counts, the same in the same order"
-    cure = f"Give them again, for example by one seed. {REMOVE}"
-    require(same, "batches", got=got, expected=expected, cure=cure)
+    require(
+        same,
+        "batches",
+        got=got,
+        expected=f"first the {counted} that {checkpoint} counts, the same in the same order",
+        cure=f"Give them again, for example by one seed. {REMOVE}",
+    )

@@ -160,11 +160,13 @@ def require_concrete(name: str, tree: PyTree, *, bounds: bool = False) -> None:
     unfit = np.isnan if bounds else lambda leaf: ~np.isfinite(leaf)
     arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     floats = [array for array in arrays if jnp.issubdtype(array.dtype, jnp.floating)]
-    holds = not any(unfit(array).any() for array in floats)
-    got = "NaN" if bounds else "NaN or infinite values"
-    expected = "numbers" if bounds else "finite ones"
-    cure = "Find where they come from: an inequality of them says nothing."
-    require(holds, name, got=got, expected=expected, cure=cure)
+    require(
+        not any(unfit(array).any() for array in floats),
+        name,
+        got="NaN" if bounds else "NaN or infinite values",
+        expected="numbers" if bounds else "finite ones",
+        cure="Find where they come from: an inequality of them says nothing.",
+    )
 
 
 def certificate_table(certificates: Sequence[Certificate]) -> str:

@@ -268,10 +268,13 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
         If the grid has Gauss--Legendre panels, whose weights have signs; if some layer is no
         `CausalAttention`; or if the sites are no batch on this grid.
     """
-    got = type(grid).__name__
-    expected = "a grid of cells, whose prefix weights are non-negative"
-    cure = "Take token_grid, midpoint_grid or graded_grid: extremes bound positive sums only."
-    require(isinstance(grid, CellGrid), "grid", got=got, expected=expected, cure=cure)
+    require(
+        isinstance(grid, CellGrid),
+        "grid",
+        got=type(grid).__name__,
+        expected="a grid of cells, whose prefix weights are non-negative",
+        cure="Take token_grid, midpoint_grid or graded_grid: extremes bound positive sums only.",
+    )
     require_sites(sites, grid, "examples depth length width")
     require_softmax(sites.attention, BLOCKS_OF_SOFTMAX)
     factors = jax.vmap(jax.vmap(lambda a, x: kernel_factors(in_memory(a), x, grid)))(

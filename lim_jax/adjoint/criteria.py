@@ -105,10 +105,13 @@ def _require_same_grid(cone: JointCone, regions: Regions) -> None:
     futures = np.asarray(cone.future, float)
     rounding = half_digits(cone.future.dtype)
     same = isinstance(grid, CellGrid) and np.allclose(futures, future_lengths(grid), rounding, 0)
-    got = f"regions of {in_a_line(grid)}, whose positions have other futures"
-    expected = "regions of the cone's grid"
-    cure = "Make them by boundary_regions on the grid that joint_cone was given."
-    require(same, "regions", got=got, expected=expected, cure=cure)
+    require(
+        same,
+        "regions",
+        got=f"regions of {in_a_line(grid)}, whose positions have other futures",
+        expected="regions of the cone's grid",
+        cure="Make them by boundary_regions on the grid that joint_cone was given.",
+    )
 
 
 def _extremes(cone: JointCone, regions: Regions) -> tuple[float, float]:
@@ -528,8 +531,11 @@ def right_biased_queries(
     require_concrete("the numbers", (query_weights, residual_energies, terminal))
     squares = np.asarray(query_masses(query_weights, regions).squares)
     require_on_grid(residual_energies, regions.grid, "residual_energies", "length")
-    cure = "Take them from readout_residual_energies: they are means of squares."
-    residual_energies = as_nonnegative(residual_energies, "residual_energies", cure)
+    residual_energies = as_nonnegative(
+        residual_energies,
+        "residual_energies",
+        "Take them from readout_residual_energies: they are means of squares.",
+    )
     require_on_grid(terminal, regions.grid, "terminal", "examples length width")
     is_query = np.asarray(query_weights) > 0
     weights = regions.grid.weights

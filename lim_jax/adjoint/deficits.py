@@ -336,10 +336,13 @@ def _require_true(regional: RegionalChannels, bounds: ChannelBounds) -> None:
         """Raise ValueError if `below` exceeds `above` by more than rounding."""
         below = float(below)
         above = float(above)
-        got = f"a bound that the data contradict: {below:.6g} > {above:.6g}"
-        expected = f"a true {kind} bound"
-        cure = "Widen it, or take bootstrap_bounds."
-        require(below <= above + slack * abs(above), name, got=got, expected=expected, cure=cure)
+        require(
+            below <= above + slack * abs(above),
+            name,
+            got=f"a bound that the data contradict: {below:.6g} > {above:.6g}",
+            expected=f"a true {kind} bound",
+            cure="Widen it, or take bootstrap_bounds.",
+        )
 
     for b, region in enumerate(REGIONS):
         for a, channel in enumerate(CHANNELS):

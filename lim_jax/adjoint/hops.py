@@ -193,8 +193,13 @@ def one_hop_by_head(
     [[0.5, 0.5], [0.5, 0.5]]
     """
     require_flow(flow)
-    expected = f"a layer from 0 to {flow.depth - 1}, known before tracing"
-    depth = as_int(depth, "depth", least=0, most=flow.depth - 1, expected=expected)
+    depth = as_int(
+        depth,
+        "depth",
+        least=0,
+        most=flow.depth - 1,
+        expected=f"a layer from 0 to {flow.depth - 1}, known before tracing",
+    )
     direct = attention_hops(flow, terminal_loss, example, grid, 1)[:, 0]
     states = flow.trajectory(example[0], grid).states
     heads_by_layer = cone_by_head(attention_sites(flow, states, direct, grid), grid)

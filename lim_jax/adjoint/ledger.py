@@ -114,8 +114,13 @@ class Channels(NamedTuple):
             If `depth` is no such number.
         """
         layers = self.cone_by_depth.shape[0]
-        expected = f"a depth from 0 to {layers}, the number of layers, known before tracing"
-        depth = as_int(depth, "depth", least=0, most=layers, expected=expected)
+        depth = as_int(
+            depth,
+            "depth",
+            least=0,
+            most=layers,
+            expected=f"a depth from 0 to {layers}, the number of layers, known before tracing",
+        )
         added = (terms[depth:].sum(axis=0) for terms in (self.cone_by_depth, self.local_by_depth))
         return jnp.stack([self.residual, *added])
 

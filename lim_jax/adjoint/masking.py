@@ -229,15 +229,22 @@ def mask_path(
     heads = _num_heads(flow)
     x, y = require_loss(terminal_loss, example)
     require_grid(grid)
-    holds = isinstance(chosen, ARRAYS) and chosen.dtype == bool and chosen.shape == (grid.size,)
-    got = described(chosen)
-    expected = f"booleans, one for each of {grid.size} positions"
-    cure = "Pass for example parts >= 0."
-    require(holds, "chosen", got=got, expected=expected, cure=cure)
+    require(
+        isinstance(chosen, ARRAYS) and chosen.dtype == bool and chosen.shape == (grid.size,),
+        "chosen",
+        got=described(chosen),
+        expected=f"booleans, one for each of {grid.size} positions",
+        cure="Pass for example parts >= 0.",
+    )
     nodes = as_int(nodes, "nodes")
     between = isinstance(least, Real) and 0 < least < 1
-    cure = "Take 1e-3: what weighs nothing at all is infinitely far away."
-    require(between, "least", got=repr(least), expected="a number between 0 and 1", cure=cure)
+    require(
+        between,
+        "least",
+        got=repr(least),
+        expected="a number between 0 and 1",
+        cure="Take 1e-3: what weighs nothing at all is infinitely far away.",
+    )
     log_weights = _log_weights(grid)
 
     def at(log_weight):
@@ -284,11 +291,14 @@ def _num_heads(flow: ResidualFlow) -> int:
     unknown = [
         reader for reader in readers if reader is not None and not causal_by_construction(reader)
     ]
-    got = " and ".join(
-        f"{described(reader)} that attends by {described(getattr(reader, 'attend', None))}"
-        for reader in unknown
+    require(
+        not unknown,
+        "flow.layers",
+        got=" and ".join(
+            f"{described(reader)} that attends by {described(getattr(reader, 'attend', None))}"
+            for reader in unknown
+        ),
+        expected="attention of this library, which reads the grid's log weights",
+        cure="Take jax.grad in the log weights, if your own attention reads them.",
     )
-    expected = "attention of this library, which reads the grid's log weights"
-    cure = "Take jax.grad in the log weights, if your own attention reads them."
-    require(not unknown, "flow.layers", got=got, expected=expected, cure=cure)
     return most_heads(flow)

@@ -73,8 +73,13 @@ def interaction_orders(
     [1.0, 1.0, 0.25]
     """
     (_, states), _, gradient = run_forward(flow, terminal_loss, example, grid)
-    expected = f"an order from 0 to {flow.depth}, the number of layers, known before tracing"
-    highest = as_int(highest, "highest", least=0, most=flow.depth, expected=expected)
+    highest = as_int(
+        highest,
+        "highest",
+        least=0,
+        most=flow.depth,
+        expected=f"an order from 0 to {flow.depth}, the number of layers, known before tracing",
+    )
     weights = grid.weights[:, None]
     orders = jnp.zeros((highest + 1, *gradient.shape), gradient.dtype)
     orders = orders.at[0].set(gradient / weights)
@@ -372,8 +377,12 @@ def amplification(norms: NormBounds) -> Amplification:
     >>> growth.products.round(3).tolist()
     [2.0, 1.0]
     """
-    cure = "Take them from interaction_norms; of a continuous flow c is norms.amplification."
-    require_kind(norms, NormBounds, "norms", cure)
+    require_kind(
+        norms,
+        NormBounds,
+        "norms",
+        "Take them from interaction_norms; of a continuous flow c is norms.amplification.",
+    )
     require_floats(
         norms.upper,
         "norms.upper",

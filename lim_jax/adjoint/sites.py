@@ -124,19 +124,24 @@ def map_sites(function: Callable[[Any, AttentionSites], Result], sites: Attentio
 def require_attention(flow: Any) -> None:
     """Raise ValueError unless a flow's layers have heads, each layer where it reads one state."""
     require_flow(flow)
-    holds = most_heads(flow) > 0
-    got = " and ".join(type(kind).__name__ for kind in flow.kinds)
-    expected = "TransformerField or CausalAttention, or a recurrent layer of this library"
-    cure = "Take attention_hops, channels and cone_mass for fields of your own."
-    require(holds, "flow.layers", got=got, expected=expected, cure=cure)
-    in_turn = max(map(_reading_sublayers, flow.kinds)) if flow.step in (split, strang) else 1
-    got = f"a layer that applies {in_turn} sublayers with heads one after the other"
-    expected = "one such sublayer in each layer of this step"
-    cure = (
-        "Give each a layer of its own; heads that read the same state may stand in one SumOfFields "
-        "that is a sublayer."
+    require(
+        most_heads(flow) > 0,
+        "flow.layers",
+        got=" and ".join(type(kind).__name__ for kind in flow.kinds),
+        expected="TransformerField or CausalAttention, or a recurrent layer of this library",
+        cure="Take attention_hops, channels and cone_mass for fields of your own.",
     )
-    require(in_turn <= 1, "flow.layers", got=got, expected=expected, cure=cure)
+    in_turn = max(map(_reading_sublayers, flow.kinds)) if flow.step in (split, strang) else 1
+    require(
+        in_turn <= 1,
+        "flow.layers",
+        got=f"a layer that applies {in_turn} sublayers with heads one after the other",
+        expected="one such sublayer in each layer of this step",
+        cure=(
+            "Give each a layer of its own; heads that read the same state may stand in one "
+            "SumOfFields that is a sublayer."
+        ),
+    )
 
 
 def _reading_sublayers(field: Any) -> int:
@@ -148,9 +153,13 @@ def require_softmax(attention: Any, reason: str) -> None:
     """Raise ValueError unless the attention of every layer is `CausalAttention`."""
     kinds = attention_kinds(attention)
     others = [type(kind).__name__ for kind in kinds if not isinstance(kind, CausalAttention)]
-    got = " and ".join(others)
-    expected = "CausalAttention in every layer"
-    require(not others, "attention", got=got, expected=expected, cure=reason)
+    require(
+        not others,
+        "attention",
+        got=" and ".join(others),
+        expected="CausalAttention in every layer",
+        cure=reason,
+    )
 
 
 def attention_of(field: Any) -> Any:

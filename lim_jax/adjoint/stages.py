@@ -102,13 +102,16 @@ def linearised_stages(
 
 def _stages(flow: ResidualFlow, layer: tuple[Any, Scalar]) -> Any:
     """Return the fields of a layer's residual stages in order; raise ValueError if it has none."""
-    got = getattr(flow.step, "__name__", repr(flow.step))
-    expected = "euler or split"
-    cure = (
-        "Make the flow with one of these steps, or take continuous_adjoint for the limit of many "
-        "layers: other steps have no exact residual stages."
+    require(
+        flow.step in (euler, split),
+        "flow.step",
+        got=getattr(flow.step, "__name__", repr(flow.step)),
+        expected="euler or split",
+        cure=(
+            "Make the flow with one of these steps, or take continuous_adjoint for the limit of "
+            "many layers: other steps have no exact residual stages."
+        ),
     )
-    require(flow.step in (euler, split), "flow.step", got=got, expected=expected, cure=cure)
     return (layer[0],) if flow.step is euler else layer[0].sublayers
 
 

@@ -108,10 +108,13 @@ def push_forward(field: Field, x: State, tangent: State, grid: Grid) -> Parts:
     ([[2.0], [2.0]], [[3.0], [3.0]])
     """
     _require_tangent(field, x, tangent, grid, "tangent")
-    got = f"{tangent.dtype}"
-    expected = f"the state's {x.dtype}"
-    cure = "Cast one of them: a tangent lies in the space of its state."
-    require(tangent.dtype == x.dtype, "tangent", got=got, expected=expected, cure=cure)
+    require(
+        tangent.dtype == x.dtype,
+        "tangent",
+        got=f"{tangent.dtype}",
+        expected=f"the state's {x.dtype}",
+        cure="Cast one of them: a tangent lies in the space of its state.",
+    )
     _, push = jax.linearize(lambda x, context: field(x, context, grid), x, x)
     still = jnp.zeros_like(tangent)
     return Parts(push(tangent, still), push(still, tangent))
@@ -456,8 +459,11 @@ def _require_attention(attention: Any, x: State, grid: Grid) -> None:
     got = described(attention)
     if isinstance(attention, CausalAttention):
         got = f"{got} that attends by {described(attention.attend)}"
-    holds = isinstance(attention, CausalAttention) and causal_by_construction(attention)
-    expected = "CausalAttention with an attend function of this library"
-    cure = f"Pass for example field.attention. {BLOCKS_OF_SOFTMAX}"
-    require(holds, "attention", got=got, expected=expected, cure=cure)
+    require(
+        isinstance(attention, CausalAttention) and causal_by_construction(attention),
+        "attention",
+        got=got,
+        expected="CausalAttention with an attend function of this library",
+        cure=f"Pass for example field.attention. {BLOCKS_OF_SOFTMAX}",
+    )
     require_on_grid(x, grid, "x", "length width")

@@ -188,10 +188,13 @@ def readout_residual_energies(
     grid = regions.grid
     if not (isinstance(targets, ARRAYS) and jnp.issubdtype(targets.dtype, jnp.integer)):
         require_floats(targets, "targets", "examples length vocabulary")
-    got = f"shape {targets.shape} with states of shape {states.shape}"
-    expected = "labels of the same examples and positions"
-    cure = "Pass class numbers (examples, length) or rows (examples, length, vocabulary)."
-    require(targets.shape[:2] == states.shape[:2], "targets", got=got, expected=expected, cure=cure)
+    require(
+        targets.shape[:2] == states.shape[:2],
+        "targets",
+        got=f"shape {targets.shape} with states of shape {states.shape}",
+        expected="labels of the same examples and positions",
+        cure="Pass class numbers (examples, length) or rows (examples, length, vocabulary).",
+    )
 
     def energies(example: tuple[Array, Labels]) -> tuple[Array, Array]:
         """Compute one example's residual energies, and whether the readout mixes positions."""

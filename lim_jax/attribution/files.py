@@ -118,10 +118,13 @@ def _scores_by_token(result: ScoresOfContexts) -> Iterator[tuple[Any, ...]]:
 def load_contexts(folder: Path, name: str) -> MeasuredContexts:
     """Read the contexts that `profile` wrote to a folder, which errors call by `name`."""
     path = folder / CONTEXTS
-    expected = "the folder of a finished lim-jax profile by influence, or two of lim-jax ask"
-    cure = "Run that first, with `overwrite` where an earlier version wrote the folder."
-    got = f"{folder}, which has no {CONTEXTS}"
-    require(os.path.isfile(path), name, got=got, expected=expected, cure=cure)
+    require(
+        os.path.isfile(path),
+        name,
+        got=f"{folder}, which has no {CONTEXTS}",
+        expected="the folder of a finished lim-jax profile by influence, or two of lim-jax ask",
+        cure="Run that first, with `overwrite` where an earlier version wrote the folder.",
+    )
     measured = load(path)
     require(
         isinstance(measured, MeasuredContexts),

@@ -50,9 +50,13 @@ def attention_rollout(flow: ResidualFlow, x: State, grid: Grid) -> Float[Array, 
     """
     # Only there a layer attends once, from the state that enters it.
     kinds = " and ".join(type(attention_of(kind)).__name__ for kind in flow.kinds)
-    expected = "attention in every layer"
-    cure = "Take another method: a recurrent layer has no attention matrix to roll out."
-    require(reads_by_softmax(flow), "flow.layers", got=kinds, expected=expected, cure=cure)
+    require(
+        reads_by_softmax(flow),
+        "flow.layers",
+        got=kinds,
+        expected="attention in every layer",
+        cure="Take another method: a recurrent layer has no attention matrix to roll out.",
+    )
     assert flow.step in (euler, split)
 
     def roll_out(carry, layer):

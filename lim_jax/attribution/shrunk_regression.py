@@ -61,8 +61,10 @@ def _best_posterior(
     directions = np.stack([np.zeros_like(prior), scaled], axis=1)  # of a and c
     if np.ptp(x @ scaled) == 0:  # c is not seen
         directions = directions[:, :1]
-    fits = (_posterior(x, values, directions, strength) for strength in STRENGTHS)
-    best = min(fits, key=lambda fit: fit.left_out)
+    best = min(
+        (_posterior(x, values, directions, strength) for strength in STRENGTHS),
+        key=lambda fit: fit.left_out,
+    )
     fit = ShrunkFit(roots * best.fit.scores, roots * best.fit.errors)
     return best._replace(fit=fit)
 

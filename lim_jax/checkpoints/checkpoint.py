@@ -144,9 +144,13 @@ class Checkpoint(NamedTuple):
             tensor = file.get_slice(name)
             precision = tensor.get_dtype()
             stored_shape = tuple(tensor.get_shape())
-        got = f"the precision {precision}"
-        cure = "Convert quantised weights to one of these."
-        require_in(name, precision in precisions, got, ", ".join(precisions), cure)
+        require_in(
+            name,
+            precision in precisions,
+            f"the precision {precision}",
+            ", ".join(precisions),
+            "Convert quantised weights to one of these.",
+        )
         require_shape(name, stored_shape, shape)
         return precision
 
@@ -180,10 +184,13 @@ class Checkpoint(NamedTuple):
 
     def _nvfp4_rows(self, name: str, shape: tuple[int, ...]) -> ReadRows:
         """Return a function that reads and dequantises some rows of an NVFP4 matrix."""
-        fits = len(shape) == 2 and shape[1] % quantised_formats.GROUP == 0
-        got = "numbers of four bits"
-        cure = integers.UNQUANTISED
-        require_in(name, fits, got, f"unquantised ones of shape {shape}", cure)
+        require_in(
+            name,
+            len(shape) == 2 and shape[1] % quantised_formats.GROUP == 0,
+            "numbers of four bits",
+            f"unquantised ones of shape {shape}",
+            integers.UNQUANTISED,
+        )
         packed = name + quantised_formats.PACKED
         rows, columns = shape
         packed = packed if packed in self.stored else name
@@ -194,9 +201,12 @@ class Checkpoint(NamedTuple):
             factor = self._scales(name + quantised_formats.FACTOR, (1, 1))
         else:
             divisor = self._scales(name + quantised_formats.DIVISOR, (1, 1))
-            got = str(divisor.item())
-            expected = "a number to divide by"
-            require_in(name + quantised_formats.DIVISOR, divisor.item() != 0, got, expected)
+            require_in(
+                name + quantised_formats.DIVISOR,
+                divisor.item() != 0,
+                str(divisor.item()),
+                "a number to divide by",
+            )
             factor = 1 / divisor
         return lambda part: quantised_formats.dequantise_nvfp4(
             pairs(part), quantised_formats.eight_bits(scales(part)) * factor
@@ -217,9 +227,13 @@ class Checkpoint(NamedTuple):
 
     def _mxfp4_rows(self, name: str, shape: tuple[int, ...]) -> ReadRows:
         """Return a function that dequantises some experts' MXFP4 matrices, held transposed."""
-        fits = len(shape) == 3 and shape[1] % (2 * quantised_formats.PAIRS) == 0
-        expected = "unquantised ones" if len(shape) != 3 else f"shape {shape}"
-        require_in(name, fits, "numbers of four bits", expected, integers.UNQUANTISED)
+        require_in(
+            name,
+            len(shape) == 3 and shape[1] % (2 * quantised_formats.PAIRS) == 0,
+            "numbers of four bits",
+            "unquantised ones" if len(shape) != 3 else f"shape {shape}",
+            integers.UNQUANTISED,
+        )
         experts, columns, rows = shape
         scale_shape = experts, rows, columns // (2 * quantised_formats.PAIRS)
         blocks = self._rows(
@@ -259,8 +273,13 @@ def require_tensor(files: Mapping[str, Any], name: str, cure: str = OF_ONE_CHECK
 def require_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     """Raise ValueError unless a tensor has the shape that follows from the options."""
     options = f"{expected}, by the checkpoint's options"
-    cure = "Take the weights and the options of one network."
-    require_in(name, shape == expected, f"shape {shape}", options, cure)
+    require_in(
+        name,
+        shape == expected,
+        f"shape {shape}",
+        options,
+        "Take the weights and the options of one network.",
+    )
 
 
 def require_finite(name: str, values: np.ndarray) -> None:
@@ -268,8 +287,13 @@ def require_finite(name: str, values: np.ndarray) -> None:
     # Half precision is widened, which NumPy tests several times as fast.
     wide = values.astype(np.result_type(values, np.float32), copy=False)
     finite = bool(np.isfinite(wide).all())
-    cure = "Download it again; in half precision weights may have overflowed when saved."
-    require_in(name, finite, "NaN or infinite weights", "finite ones", cure)
+    require_in(
+        name,
+        finite,
+        "NaN or infinite weights",
+        "finite ones",
+        "Download it again; in half precision weights may have overflowed when saved.",
+    )
 
 
 def open_checkpoint(folder: AnyPath) -> Checkpoint:
@@ -300,9 +324,13 @@ def open_checkpoint(folder: AnyPath) -> Checkpoint:
     is_folder = os.path.isdir(folder)  # of a text in place of a path, as a path itself says not
     require_in("folder", is_folder, str(folder), FOLDER, REPOSITORY)
     adapter = folder / ADAPTER
-    cure = "Merge it into its model, and save that."
-    got = f"an adapter ({ADAPTER}) in {folder}"
-    require_in("folder", not adapter.exists(), got, "whole weights", cure)
+    require_in(
+        "folder",
+        not adapter.exists(),
+        f"an adapter ({ADAPTER}) in {folder}",
+        "whole weights",
+        "Merge it into its model, and save that.",
+    )
     config = Configuration(json_object(folder / "config.json"))
     quantisation = quantised_formats.quantisation_of(_stated_quantisation(folder, config))
     if (folder / INDEX).is_file():
@@ -349,8 +377,9 @@ def _require_weights(folder: Path) -> None:
     elif others:
         got = f"only {others[0]}"
         cure = "Pass a GGUF file by its own path; rename weights that are whole."
-    holds = (folder / WHOLE).is_file()
-    require_in("folder", holds, f"{got} in {folder}", f"{WHOLE} or {INDEX}", cure)
+    require_in(
+        "folder", (folder / WHOLE).is_file(), f"{got} in {folder}", f"{WHOLE} or {INDEX}", cure
+    )
 
 
 def absent(file: Path) -> str:
@@ -364,25 +393,38 @@ def _sharded(folder: Path) -> dict[str, Path]:
     """Return the file of every tensor by the index; raise ValueError where files disagree."""
     weight_map = json_object(folder / INDEX).get("weight_map")
     spelt = isinstance(weight_map, dict) and all(isinstance(v, str) for v in weight_map.values())
-    got = f"weight_map = {str(weight_map)[:60]}"
-    require_in(INDEX, spelt and bool(weight_map), got, "the file of every tensor")
+    require_in(
+        INDEX,
+        spelt and bool(weight_map),
+        f"weight_map = {str(weight_map)[:60]}",
+        "the file of every tensor",
+    )
     assert isinstance(weight_map, dict)
     for name in set(weight_map.values()):
         inside = Path(name).name == name and name.endswith(".safetensors")
-        cure = "Do not trust it: take the publisher's own."
-        expected = "safetensors files in the folder itself"
-        require_in(INDEX, inside, f"the file {name!r}", expected, cure)
+        require_in(
+            INDEX,
+            inside,
+            f"the file {name!r}",
+            "safetensors files in the folder itself",
+            "Do not trust it: take the publisher's own.",
+        )
     beside = (folder / WHOLE).exists() and WHOLE not in weight_map.values()
     got = f"{WHOLE} beside {INDEX}, which does not name it"
-    cure = "Move one of them away."
-    require_in("folder", not beside, f"{got}, in {folder}", "one of the two", cure)
+    require_in(
+        "folder", not beside, f"{got}, in {folder}", "one of the two", "Move one of them away."
+    )
     names_by_file = {file: set(_names(folder / file)) for file in sorted(set(weight_map.values()))}
     stated = {file: {n for n, f in weight_map.items() if f == file} for file in names_by_file}
     for file in names_by_file:
         for name in sorted(names_by_file[file] ^ stated[file]):
-            got = f"{name} in one of index and {file}"
-            cure = "Download both anew: they must be of one download."
-            require_in(INDEX, False, got, "the same tensors in both", cure)
+            require_in(
+                INDEX,
+                False,
+                f"{name} in one of index and {file}",
+                "the same tensors in both",
+                "Download both anew: they must be of one download.",
+            )
     return {name: folder / file for name, file in weight_map.items()}
 
 
@@ -398,9 +440,8 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
     """Read a safetensors file's header, and return it with the offset at which the data begins."""
     with file.open("rb") as stream:
         (size,) = struct.unpack("<Q", stream.read(8))
-        got = f"a header of {size} bytes"
         most = f"at most {LONGEST_HEADER}"
-        require_in(file.name, size <= LONGEST_HEADER, got, most)
+        require_in(file.name, size <= LONGEST_HEADER, f"a header of {size} bytes", most)
         return _loads(stream.read(size), file), 8 + size
 
 
@@ -422,9 +463,13 @@ def _bytes(file: Path, name: str, shape: tuple[int, ...]) -> ReadRows:
 @contextmanager
 def _open(file: Path) -> Iterator[Any]:
     """Open a safetensors file; raise ValueError if it is missing or broken."""
-    got = f"{absent(file)} in {file.parent}"
-    expected = "every file that the index names"
-    require_in("weights", file.is_file(), got, expected, REPOSITORY)
+    require_in(
+        "weights",
+        file.is_file(),
+        f"{absent(file)} in {file.parent}",
+        "every file that the index names",
+        REPOSITORY,
+    )
     try:
         handle = safetensors.safe_open(file, framework="numpy")
     except (safetensors.SafetensorError, OSError) as error:
@@ -438,8 +483,7 @@ def _open(file: Path) -> Iterator[Any]:
 
 def json_object(file: Path) -> dict[str, Any]:
     """Return the object that a JSON file holds; raise ValueError if a name stands twice."""
-    got = f"{absent(file)} in {file.parent}"
-    require_in(file.name, file.is_file(), got, FOLDER, REPOSITORY)
+    require_in(file.name, file.is_file(), f"{absent(file)} in {file.parent}", FOLDER, REPOSITORY)
     value = _loads(file.read_bytes(), file)
     is_object = isinstance(value, dict)
     require_in(file.name, is_object, type(value).__name__, "an object of names and values")
@@ -453,8 +497,13 @@ def _loads(data: bytes, file: Path) -> Any:
         """Make a dictionary of a JSON object's pairs; raise ValueError if a name stands twice."""
         names = Counter(name for name, _ in pairs)
         for name in sorted(name for name, count in names.items() if count > 1):
-            cure = "Download it again: which one is meant cannot be known."
-            require_in(file.name, False, f"the name {name!r} twice", "every name once", cure)
+            require_in(
+                file.name,
+                False,
+                f"the name {name!r} twice",
+                "every name once",
+                "Download it again: which one is meant cannot be known.",
+            )
         return dict(pairs)
 
     try:

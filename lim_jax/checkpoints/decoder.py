@@ -150,12 +150,16 @@ def _head(
     if recipe.tied and name not in read.checkpoint.files:
         # Rows that were normalised as they are embedded are not the head's.
         return None if names.embedding_norm is None else rows
-    expected = "a head that gives logits over words"
-    cure = (
-        "Take the publisher's ...ForCausalLM: a model of embeddings or a classifier has no such "
-        "tensor. Or state tie_word_embeddings as true, if the head is the embedding."
+    require_in(
+        "tensor",
+        name in read.checkpoint.files,
+        f"no {name}",
+        "a head that gives logits over words",
+        (
+            "Take the publisher's ...ForCausalLM: a model of embeddings or a classifier has no "
+            "such tensor. Or state tie_word_embeddings as true, if the head is the embedding."
+        ),
     )
-    require_in("tensor", name in read.checkpoint.files, f"no {name}", expected, cure)
     head = placement.rows(read, name, shape)
     return None if recipe.tied and _alike(head, rows) and names.embedding_norm is None else head
 

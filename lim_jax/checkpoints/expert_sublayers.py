@@ -231,9 +231,11 @@ def read_dense_layers(config: Configuration, depth: int, first: int) -> frozense
     kinds = config.get_texts("mlp_layer_types") or [
         DENSE if k < first else SPARSE for k in range(depth)
     ]
-    holds = len(kinds) == depth and {*kinds} <= {DENSE, SPARSE}
-    got = f"mlp_layer_types = {kinds}"
-    require_config(holds, got, f"{depth} of {DENSE} or {SPARSE}")
+    require_config(
+        len(kinds) == depth and {*kinds} <= {DENSE, SPARSE},
+        f"mlp_layer_types = {kinds}",
+        f"{depth} of {DENSE} or {SPARSE}",
+    )
     return frozenset(k for k, kind in enumerate(kinds) if kind == DENSE)
 
 
@@ -250,13 +252,18 @@ def require_open(routing: Routing, count: int) -> None:
     # Else the choice among closed experts would be arbitrary.
     fits = count % routing.groups == 0 and routing.topk_group <= routing.groups
     fits = fits and routing.top <= count // routing.groups * routing.topk_group
-    got = f"{routing.top} of {count} experts in {routing.topk_group} of {routing.groups} groups"
-    expected = "groups that share the experts, of which the open ones hold that many"
-    require_config(fits, got, expected)
+    require_config(
+        fits,
+        f"{routing.top} of {count} experts in {routing.topk_group} of {routing.groups} groups",
+        "groups that share the experts, of which the open ones hold that many",
+    )
     judged = routing.topk_group == routing.groups or routing.best <= count // routing.groups
-    got = f"{routing.groups} groups of {count // routing.groups} of {count} experts"
-    expected = f"at least {routing.best} in each, by whose scores a group is judged"
-    require_config(judged, got, expected, "Such groups have no merit: state fewer of them.")
+    require_config(
+        judged,
+        f"{routing.groups} groups of {count // routing.groups} of {count} experts",
+        f"at least {routing.best} in each, by whose scores a group is judged",
+        "Such groups have no merit: state fewer of them.",
+    )
 
 
 def read_mla(

@@ -45,8 +45,13 @@ def _bias_options(_: Configuration, sizes: Options, tensors: Tensors) -> dict[st
 def _granite(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
     """Return Granite's multipliers and biases; raise ValueError at one without positions."""
     rotated = options.get("rope.scaling.finetuned", True)  # Granite's word for rotary positions
-    cure = "Take another model: networks without positions are not known here."
-    options.require("rope.scaling.finetuned", rotated, rotated is True, "True", cure)
+    options.require(
+        "rope.scaling.finetuned",
+        rotated,
+        rotated is True,
+        "True",
+        "Take another model: networks without positions are not known here.",
+    )
     return _bias_options(options, sizes, tensors) | {
         "embedding_multiplier": options.get_positive("embedding_scale", 1.0),
         "residual_multiplier": options.get_positive("residual_scale", 1.0),
@@ -117,10 +122,12 @@ def _proportional(rope: Options, head_dim: int) -> Options:
     if rope["rope_type"] != "factors":
         return rope
     turned = sum(factor == 1 for factor in rope["factors"])
-    holds = all(factor >= STILL for factor in rope["factors"][turned:])
-    got = f"factors {rope['factors']}"
-    expected = f"ones, and then no less than {STILL}"
-    require_in("rope_freqs.weight", holds, got, expected)
+    require_in(
+        "rope_freqs.weight",
+        all(factor >= STILL for factor in rope["factors"][turned:]),
+        f"factors {rope['factors']}",
+        f"ones, and then no less than {STILL}",
+    )
     part = 2 * turned / head_dim
     base = rope["rope_theta"]
     return {"rope_type": "proportional", "partial_rotary_factor": part, "rope_theta": base}
@@ -183,8 +190,12 @@ def _llama4(options: Configuration, sizes: Options, tensors: Tensors) -> dict[st
         "use_qk_norm": experts != 128,  # as llama.cpp tells Maverick from Scout
     }
     window = options.get_int("attention.sliding_window", CHUNK, least=0)
-    expected = f"{CHUNK}, or 0 if all layers are full"
-    options.require("attention.sliding_window", window, window in (0, CHUNK), expected)
+    options.require(
+        "attention.sliding_window",
+        window,
+        window in (0, CHUNK),
+        f"{CHUNK}, or 0 if all layers are full",
+    )
     if window == 0:  # all layers have positions
         depth = sizes["num_hidden_layers"]
         config |= {"no_rope_layers": depth * [1], "layer_types": depth * [FULL]}
@@ -220,8 +231,12 @@ def _afmoe(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str
 def _deepseek2(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
     """Return the options of DeepSeek V2 or V3, which differ in how experts are chosen."""
     gating = options.get_int("expert_gating_func", SOFTMAX)
-    expected = f"{SOFTMAX}, a softmax, or {SIGMOID}, sigmoids"
-    options.require("expert_gating_func", gating, gating in (SOFTMAX, SIGMOID), expected)
+    options.require(
+        "expert_gating_func",
+        gating,
+        gating in (SOFTMAX, SIGMOID),
+        f"{SOFTMAX}, a softmax, or {SIGMOID}, sigmoids",
+    )
     groups = options.get_int("expert_group_count")
     config = _routing_options(options, dense="first_k_dense_replace", shared="n_shared_experts") | {
         "model_type": "deepseek_v3" if gating == SIGMOID else "deepseek_v2",
@@ -265,9 +280,13 @@ def _flag(options: Configuration, name: str, default: bool) -> bool:
 def _require_only(options: Configuration, name: str, only: Any, default: Any) -> None:
     """Raise ValueError unless an option has the only supported value."""
     value = options.get(name, default)
-    cure = "Take another model: other experts are not known here."
-    holds = type(value) is type(only) and value == only
-    options.require(name, value, holds, f"{only}", cure)
+    options.require(
+        name,
+        value,
+        type(value) is type(only) and value == only,
+        f"{only}",
+        "Take another model: other experts are not known here.",
+    )
 
 
 def _scalar(sizes: Options, layers: int) -> Any:
@@ -284,8 +303,9 @@ def _kinds(options: Configuration, sizes: Options, period: int) -> list[str]:
     if not isinstance(pattern, list):
         return list(full_every(options.get_int(name, period), depth))
     flags = len(pattern) == depth and all(isinstance(flag, bool) for flag in pattern)
-    expected = f"{depth} of True, where a layer slides, or False"
-    require_in(GGUF, flags, f"{name} = {pattern}", expected)
+    require_in(
+        GGUF, flags, f"{name} = {pattern}", f"{depth} of True, where a layer slides, or False"
+    )
     return [SLIDING if slides else FULL for slides in pattern]
 
 
@@ -309,8 +329,13 @@ def _trained_length(options: Configuration) -> int:
 def _require_same(options: Configuration, name: str, size: int, of: str) -> None:
     """Raise ValueError unless an option that states a size again agrees with it."""
     value = options.get(name, size)
-    cure = "Take another model: heads of several sizes are not known here."
-    options.require(name, value, value == size, f"{size}, as {of}", cure)
+    options.require(
+        name,
+        value,
+        value == size,
+        f"{size}, as {of}",
+        "Take another model: heads of several sizes are not known here.",
+    )
 
 
 def _gemma2(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
@@ -493,8 +518,13 @@ def _scaling_options(
     kinds = ("longrope",) if LONG in factors else ("none", "linear", "yarn")
     kind = "longrope" if kind == "none" and LONG in factors else kind
     kinds = ("none",) if FREQUENCIES in factors else kinds
-    cure = "Take another model: other scalings of rotary positions are not known here."
-    require_in(GGUF, kind in kinds, f"rope.scaling.type = {kind}", " or ".join(kinds), cure)
+    require_in(
+        GGUF,
+        kind in kinds,
+        f"rope.scaling.type = {kind}",
+        " or ".join(kinds),
+        "Take another model: other scalings of rotary positions are not known here.",
+    )
     if FREQUENCIES in factors:
         return {"rope_type": "factors", "factors": factors[FREQUENCIES]}
     if kind == "longrope":
@@ -522,8 +552,13 @@ def _yarn(options: Configuration, architecture: Architecture) -> dict[str, Any]:
         "for YaRN's own or multiplies that."
     )
     for name in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"):
-        got = f"{name} = {described(options.get(name))} of a yarn scaling"
-        require_in(GGUF, options.get(name) is None, got, expected, cure)
+        require_in(
+            GGUF,
+            options.get(name) is None,
+            f"{name} = {described(options.get(name))} of a yarn scaling",
+            expected,
+            cure,
+        )
     scaling = {
         "rope_type": "yarn",
         "factor": options.get_positive("rope.scaling.factor"),
@@ -533,8 +568,7 @@ def _yarn(options: Configuration, architecture: Architecture) -> dict[str, Any]:
     }
     if (multiplier := options.get("rope.scaling.yarn_log_multiplier")) is not None:
         times = {"deepseek_v2": 10, "ministral3": 1}.get(architecture.family, 0)  # as llama.cpp's
-        got = f"rope.scaling.yarn_log_multiplier = {multiplier}"
-        require_in(GGUF, times > 0, got, "none")
+        require_in(GGUF, times > 0, f"rope.scaling.yarn_log_multiplier = {multiplier}", "none")
         weight = round(times * options.get_positive("rope.scaling.yarn_log_multiplier"), 6)
         scaling |= {"mscale": weight, "mscale_all_dim": weight}  # llama.cpp takes both for one
     # gpt-oss's publisher rounds no bounds; the file does not say it.
@@ -547,14 +581,21 @@ def _rotary_dim(options: Configuration, head_dim: int, architecture: Architectur
     if not architecture.partial_rotary:
         _require_same(options, name, head_dim, "attention.key_length")
     value = options.get_int(name, head_dim)
-    expected = f"an even number up to {head_dim}, the size of a head"
-    return options.require(name, value, value <= head_dim and value % 2 == 0, expected)
+    return options.require(
+        name,
+        value,
+        value <= head_dim and value % 2 == 0,
+        f"an even number up to {head_dim}, the size of a head",
+    )
 
 
 def _require_factors(factors: Factors, count: int) -> None:
     """Raise ValueError unless each tensor of factors has `count` positive finite numbers."""
     for name, numbers in factors.items():
-        fits = len(numbers) == count and all(0 < factor < math.inf for factor in numbers)
-        got = f"{len(numbers)} numbers, of which the least is {min(numbers, default=None)}"
-        expected = f"{count} positive ones, one for each frequency"
-        require_in(f"{name}.weight", fits, got, expected, CONVERT)
+        require_in(
+            f"{name}.weight",
+            len(numbers) == count and all(0 < factor < math.inf for factor in numbers),
+            f"{len(numbers)} numbers, of which the least is {min(numbers, default=None)}",
+            f"{count} positive ones, one for each frequency",
+            CONVERT,
+        )

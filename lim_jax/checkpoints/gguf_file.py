@@ -69,14 +69,21 @@ def open_gguf(file: Path) -> GGUFCheckpoint:
     """Open a GGUF file of one of `gguf_architectures.ARCHITECTURES`, and leave weights in it."""
     file_tensors, options = read_header(file)
     kind = options.get("general.type", "model")  # others are adapters, and parts that read images
-    got = f"general.type = {kind}"
-    cure = "Merge an adapter by llama.cpp's own programs."
-    require_in(file.name, kind == "model", got, "model: a whole one", cure)
+    require_in(
+        file.name,
+        kind == "model",
+        f"general.type = {kind}",
+        "model: a whole one",
+        "Merge an adapter by llama.cpp's own programs.",
+    )
     name = options.get("general.architecture")
-    got = f"the architecture {name!r}"
-    cure = "Take the publisher's folder with safetensors."
-    expected = f"one of the {len(ARCHITECTURES)} in checkpoints.gguf_architectures.ARCHITECTURES"
-    require_in(file.name, name in ARCHITECTURES, got, expected, cure)
+    require_in(
+        file.name,
+        name in ARCHITECTURES,
+        f"the architecture {name!r}",
+        f"one of the {len(ARCHITECTURES)} in checkpoints.gguf_architectures.ARCHITECTURES",
+        "Take the publisher's folder with safetensors.",
+    )
     architecture_options = {
         k.removeprefix(f"{name}."): v for k, v in options.items() if k.startswith(f"{name}.")
     }

@@ -103,34 +103,54 @@ def read_header(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
     name = NAME_OF_PART.fullmatch(file.name)
     first = name is not None and int(name[2]) == 1 and int(name[3]) == count
     first = first and options.get("split.no") == 0
-    got = f"split.count = {count} and split.no = {options.get('split.no')}"
-    expected = f"the name of the first of {count} files, which ends in -00001-of-{count:05}.gguf"
-    require_in(file.name, first, got, expected, "Pass the first file; the others lie beside it.")
+    require_in(
+        file.name,
+        first,
+        f"split.count = {count} and split.no = {options.get('split.no')}",
+        f"the name of the first of {count} files, which ends in -00001-of-{count:05}.gguf",
+        "Pass the first file; the others lie beside it.",
+    )
     assert name is not None
     names = [f"{name[1]}-{number:05}-of-{count:05}.gguf" for number in range(2, count + 1)]
     missing = [other for other in names if not file.with_name(other).is_file()]
-    got = f"{count - len(missing)} of {count} files, without {' and '.join(missing[:3])}"
-    expected = "all of them in one folder"
-    require_in(file.name, not missing, got, expected, "Download the others beside it.")
+    require_in(
+        file.name,
+        not missing,
+        f"{count - len(missing)} of {count} files, without {' and '.join(missing[:3])}",
+        "all of them in one folder",
+        "Download the others beside it.",
+    )
     for number, other in enumerate(names, 1):
         part = file.with_name(other)
         more, its = _read_one(part)
         is_next = its.get("split.no") == number and its.get("split.count") == count
         is_next = is_next and not more.keys() & tensors.keys()
-        got = f"split.no = {its.get('split.no')} of {its.get('split.count')}, or tensors twice"
-        require_in(part.name, is_next, got, f"number {number} of {count}")
+        require_in(
+            part.name,
+            is_next,
+            f"split.no = {its.get('split.no')} of {its.get('split.count')}, or tensors twice",
+            f"number {number} of {count}",
+        )
         tensors |= more
     stated = options.get("split.tensors.count", len(tensors))
-    got = f"{len(tensors)} tensors in {count} files"
-    expected = f"{stated}, as the first says"
-    require_in(file.name, len(tensors) == stated, got, expected)
+    require_in(
+        file.name,
+        len(tensors) == stated,
+        f"{len(tensors)} tensors in {count} files",
+        f"{stated}, as the first says",
+    )
     return tensors, options
 
 
 def _read_one(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
     """Read the header of one file; raise ValueError if it is broken."""
-    cure = "Pass the path of the file itself."
-    require_in("file", file.is_file(), f"no file {file}", "a GGUF file", cure)
+    require_in(
+        "file",
+        file.is_file(),
+        f"no file {file}",
+        "a GGUF file",
+        "Pass the path of the file itself.",
+    )
     try:
         with file.open("rb") as stream:
             return _parse(file, _Header(stream, file.stat().st_size))

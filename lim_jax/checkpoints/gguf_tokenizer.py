@@ -106,11 +106,15 @@ def tokenizer_of_header(name: str, header: Mapping[str, Any]) -> Any:
     is_supported = (kind in ("llama", "gemma4") or (kind == "gpt2" and cut in CUTS)) and len(
         words
     ) > 0
-    got = f"a tokenizer of {kind!r} with {cut!r} and {len(words)} words"
-    expected = (
-        f"llama, gemma4, or gpt2 with one of the {len(CUTS)} in checkpoints.gguf_tokenizer.CUTS"
+    require(
+        is_supported and len(words) == len(kinds),
+        name,
+        got=f"a tokenizer of {kind!r} with {cut!r} and {len(words)} words",
+        expected=(
+            f"llama, gemma4, or gpt2 with one of the {len(CUTS)} in checkpoints.gguf_tokenizer.CUTS"
+        ),
+        cure=CURE,
     )
-    require(is_supported and len(words) == len(kinds), name, got=got, expected=expected, cure=CURE)
     if kind != "gpt2" and header.get("tokenizer.ggml.unknown_token_id") not in NO_TOKEN:
         _require_word(name, header, "unknown")
     try:
@@ -153,9 +157,13 @@ def special_id(header: Mapping[str, Any], part: str) -> int | None:
 def _require_word(name: str, header: Mapping[str, Any], part: str) -> None:
     """Raise ValueError if a special token that the tokenizer needs is no word of the file."""
     index = header[f"tokenizer.ggml.{part}_token_id"]
-    got = f"{part}_token_id = {described(index)}"
-    expected = f"the number of one of the {len(words_of(header))} words"
-    require(special_id(header, part) is not None, name, got=got, expected=expected, cure=CURE)
+    require(
+        special_id(header, part) is not None,
+        name,
+        got=f"{part}_token_id = {described(index)}",
+        expected=f"the number of one of the {len(words_of(header))} words",
+        cure=CURE,
+    )
 
 
 def _byte_level_tokenizer(words: dict[str, int], header: Mapping[str, Any]) -> Any:

@@ -35,9 +35,13 @@ def model_path(path: AnyPath, *, download: bool = False) -> Path:
         return local
     name = match["name"]
     revision = match["revision"]
-    got = f"{name!r}: no such path, and no package huggingface_hub to look for a name"
-    cure = 'Install it: python -m pip install "lim_jax[models]".'
-    require(find_spec("huggingface_hub") is not None, "path", got=got, expected=EXPECTED, cure=cure)
+    require(
+        find_spec("huggingface_hub") is not None,
+        "path",
+        got=f"{name!r}: no such path, and no package huggingface_hub to look for a name",
+        expected=EXPECTED,
+        cure='Install it: python -m pip install "lim_jax[models]".',
+    )
     _require_public(local, name)
     if download:
         try:
@@ -77,9 +81,14 @@ def _require_public(local: Path, name: str) -> None:
 
 def require_there(path: Path) -> None:
     """Raise ValueError unless there is something at a model's path."""
-    got = f"{path}, which is not there"
     # A path itself cannot say of a long text that there is no such file.
-    require(os.path.exists(path), "model", got=got, expected=EXPECTED, cure=OWNER)
+    require(
+        os.path.exists(path),
+        "model",
+        got=f"{path}, which is not there",
+        expected=EXPECTED,
+        cure=OWNER,
+    )
 
 
 def _cached_revisions(name: str) -> list[str]:

@@ -77,9 +77,13 @@ def packed_rows(
 ) -> ReadRows:
     """Return a function that unpacks some rows of a matrix, stored in an array of shape `words`."""
     size = packing.group or shape[-1]
-    expected = f"unquantised numbers of shape {shape}"
-    fits = len(shape) == 2 and shape[1] % size == 0
-    require_in(name, fits, f"numbers in groups of {size}", expected, UNQUANTISED)
+    require_in(
+        name,
+        len(shape) == 2 and shape[1] % size == 0,
+        f"numbers in groups of {size}",
+        f"unquantised numbers of shape {shape}",
+        UNQUANTISED,
+    )
     read = {"pack-quantized": _compressed_rows, "gptq": _gptq, "awq": _awq, "mlx": _mlx}[
         packing.scheme
     ]
@@ -90,8 +94,12 @@ def packed_rows(
     group_of = np.arange(shape[1]) // size
     if index is not None:
         group_of = tensors(index, shape[1:], PLACES)(WHOLE)
-        fits = bool(((group_of >= 0) & (group_of < shape[1] // size)).all())
-        require_in(index, fits, "groups that there are not", f"from 0 to {shape[1] // size - 1}")
+        require_in(
+            index,
+            bool(((group_of >= 0) & (group_of < shape[1] // size)).all()),
+            "groups that there are not",
+            f"from 0 to {shape[1] // size - 1}",
+        )
     return read(packing, tensors, at, (shape[0], shape[1]), group_of, words)
 
 
@@ -143,9 +151,13 @@ def _gptq(
     packed = tensors(f"{at}qzeros", (groups, rows // in_word), WORDS)(WHOLE)
     zeros = unpack(packed, packing.bits) + packing.zero_offset
     most = 2**packing.bits - 1
-    got = f"a zero of {most} and one, which readers take in two ways"
-    expected = f"at most {most}"
-    require_in(f"{at}qzeros", int(zeros.max()) <= most, got, expected, UNQUANTISED)
+    require_in(
+        f"{at}qzeros",
+        int(zeros.max()) <= most,
+        f"a zero of {most} and one, which readers take in two ways",
+        f"at most {most}",
+        UNQUANTISED,
+    )
 
     def read(part: slice) -> np.ndarray:
         """Unpack and scale some rows."""
@@ -197,10 +209,11 @@ def _mlx(
     """Return a reader of MLX rows: packed along inputs, with bits that follow from the shape."""
     rows, columns = shape
     bits = WORD * words_shape[-1] // columns
-    got = f"{words_shape[-1]} words for {columns} numbers"
-    expected = "words of 2, 4 or 8 bits a number"
     require_in(
-        f"{at}weight", bits in BITS and words_shape[-1] * WORD == bits * columns, got, expected
+        f"{at}weight",
+        bits in BITS and words_shape[-1] * WORD == bits * columns,
+        f"{words_shape[-1]} words for {columns} numbers",
+        "words of 2, 4 or 8 bits a number",
     )
     groups = columns // (packing.group or columns)
     words = tensors(f"{at}weight", (rows, words_shape[-1]), WORDS)

@@ -76,9 +76,12 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
     config.require(TEXT, inner, is_object, "an object of names and values")
     if family not in MULTIMODAL and Configuration(inner).get_text("model_type") not in FAMILIES:
         recipe_of(Configuration(inner))  # which says why
-    got = f"model_type = {family!r} with {TEXT}"
-    expected = f"one of the {len(MULTIMODAL)} in checkpoints.multimodal.MULTIMODAL"
-    require_config(family in MULTIMODAL, got, expected, SAVE_TEXT)
+    require_config(
+        family in MULTIMODAL,
+        f"model_type = {family!r} with {TEXT}",
+        f"one of the {len(MULTIMODAL)} in checkpoints.multimodal.MULTIMODAL",
+        SAVE_TEXT,
+    )
     refuse_other_architectures(config, str(family))
     defaults = MULTIMODAL[str(family)]
     # The outer option says whether the head is the embedding.
@@ -114,12 +117,21 @@ def _texts(checkpoint: Checkpoint) -> dict[str, str]:
         older = OLDER.fullmatch(file_name)
         newer = NEWER.fullmatch(file_name)
         plain = file_name.startswith(OUTSIDE if inside else ("model.", *OUTSIDE))
-        got = f"{file_name}, which is neither the text's nor known to be of images"
         parts = f"those of language_model, {', '.join(PARTS[:-1])} and {PARTS[-1]}"
-        require_in("tensors", bool(older or newer) or plain, got, parts, SAVE_TEXT)
+        require_in(
+            "tensors",
+            bool(older or newer) or plain,
+            f"{file_name}, which is neither the text's nor known to be of images",
+            parts,
+            SAVE_TEXT,
+        )
         name = older[1] if older else f"model.{newer[1]}" if newer else file_name
-        got = f"{file_name} and {tensors.get(name)}"
-        cure = "Download it again: which one is meant cannot be known."
-        require_in("tensors", name not in tensors, got, "every tensor of the text once", cure)
+        require_in(
+            "tensors",
+            name not in tensors,
+            f"{file_name} and {tensors.get(name)}",
+            "every tensor of the text once",
+            "Download it again: which one is meant cannot be known.",
+        )
         tensors[name] = file_name
     return tensors

@@ -109,8 +109,9 @@ class Configuration(Mapping[str, Any]):
         cure = "Take another model: this option of the family is not known here."
         for name, only in supported.items():
             value = self.get(name, only)
-            holds = value == only or (value is None and not only)
-            self.require(name, value, holds, f"{only}", cure)
+            self.require(
+                name, value, value == only or (value is None and not only), f"{only}", cure
+            )
 
     def require(self, name: str, value: Any, holds: bool, expected: str, cure: str = "") -> Any:
         """Return the value of an option if it `holds`, else raise ValueError."""
@@ -120,9 +121,12 @@ class Configuration(Mapping[str, Any]):
     def get_int(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         """Return an option that is an integer of at least `least`; raise ValueError at others."""
         value = self.get(name, default)
-        holds = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        expected = "a positive whole number" if least else "a whole number from zero"
-        return self.require(name, value, holds, expected)
+        return self.require(
+            name,
+            value,
+            isinstance(value, int) and not isinstance(value, bool) and value >= least,
+            "a positive whole number" if least else "a whole number from zero",
+        )
 
     def get_int_or(self, name: str, default: Any, *, least: int = 1) -> Any:
         """Return an option as `get_int` does, or the default if it is absent or null."""
@@ -134,8 +138,14 @@ class Configuration(Mapping[str, Any]):
         """Return an option that is a positive number below `below`; raise ValueError at others."""
         value = self.get(name, default)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        expected = "a positive number" if below == math.inf else f"a positive number below {below}"
-        return float(self.require(name, value, number and 0 < value < below, expected))
+        return float(
+            self.require(
+                name,
+                value,
+                number and 0 < value < below,
+                "a positive number" if below == math.inf else f"a positive number below {below}",
+            )
+        )
 
     def get_positive_or(self, name: str, default: Any) -> Any:
         """Return an option that is a positive number, or the default if it is absent or null."""
@@ -144,8 +154,13 @@ class Configuration(Mapping[str, Any]):
     def get_choice(self, name: str, choices: Iterable[str], default: str) -> str:
         """Return an option that is one of the known words; raise ValueError at others."""
         value = self.get(name, default)
-        cure = "Take another model: any other value is of another network."
-        return self.require(name, value, value in [*choices], " or ".join(choices), cure)
+        return self.require(
+            name,
+            value,
+            value in [*choices],
+            " or ".join(choices),
+            "Take another model: any other value is of another network.",
+        )
 
     def get_text(self, name: str) -> str | None:
         """Return an option that is a text, or None if it is absent or null."""
@@ -155,16 +170,19 @@ class Configuration(Mapping[str, Any]):
     def get_list(self, name: str, default: Any = ()) -> Any:
         """Return an option that is a list, or the default if it is absent or null."""
         value = self.get(name)
-        holds = value is None or isinstance(value, list | tuple)
-        self.require(name, value, holds, "a list")
+        self.require(name, value, value is None or isinstance(value, list | tuple), "a list")
         return default if value is None else value
 
     def get_layers(self, name: str, depth: int, default: Any = ()) -> Any:
         """Return an option that lists layers, or the default if it is absent or null."""
         # One that is no layer would pass for a layer of another kind.
         layers = self.get_list(name, default)
-        holds = all(type(layer) is int and 0 <= layer < depth for layer in layers)
-        return self.require(name, layers, holds, f"a list of layers, each from 0 to {depth - 1}")
+        return self.require(
+            name,
+            layers,
+            all(type(layer) is int and 0 <= layer < depth for layer in layers),
+            f"a list of layers, each from 0 to {depth - 1}",
+        )
 
     def get_texts(self, name: str) -> Sequence[str]:
         """Return an option that is a list of texts, which is empty if it is absent or null."""
@@ -177,8 +195,15 @@ class Configuration(Mapping[str, Any]):
     def get_object(self, name: str) -> Options:
         """Return an option that is an object, which is empty if it is absent or null."""
         value = self.get(name)
-        holds = value is None or isinstance(value, Mapping)
-        return self.require(name, value, holds, "an object of names and values") or {}
+        return (
+            self.require(
+                name,
+                value,
+                value is None or isinstance(value, Mapping),
+                "an object of names and values",
+            )
+            or {}
+        )
 
     def get_flag(self, name: str, default: bool = False) -> bool:
         """Return an option that is true or false; raise ValueError at others, such as a text."""
@@ -190,8 +215,12 @@ class Configuration(Mapping[str, Any]):
         """Return an option that is one value for all layers, or a list of equal values."""
         value = self.get(name)
         values = value if isinstance(value, list) else [default if value is None else value]
-        holds = len(values) > 0 and all(other == values[0] for other in values)
-        self.require(name, value, holds, "the same in every layer")
+        self.require(
+            name,
+            value,
+            len(values) > 0 and all(other == values[0] for other in values),
+            "the same in every layer",
+        )
         return values[0]
 
 
@@ -205,9 +234,14 @@ def refuse_unknown(
         if value is None or name in config.read_names or harmless:
             continue
         values = (implied or {}).get(name, ())
-        expected = " or ".join(map(str, values)) or "options of the family"
         is_implied = any(_alike(value, other) for other in values)
-        config.require(name, value, is_implied, expected, OTHER_NETWORK)
+        config.require(
+            name,
+            value,
+            is_implied,
+            " or ".join(map(str, values)) or "options of the family",
+            OTHER_NETWORK,
+        )
 
 
 def _alike(value: Any, other: Any) -> bool:
@@ -222,12 +256,20 @@ def refuse_other_architectures(config: Configuration, family: str) -> None:
     other = "Take the model that it was made from, ...ForCausalLM."
     for name in config.get_texts("architectures"):
         classifies = CLASSIFIES.search(name) is not None
-        got = f"architectures = {name}, which gives no logits over words"
-        require_config(not classifies, got, expected, other)
+        require_config(
+            not classifies,
+            f"architectures = {name}, which gives no logits over words",
+            expected,
+            other,
+        )
     stem = CLASSES.get(family, family.removesuffix("_text")).replace("_", "")
     pattern = rf"{stem}(for|lmhead|model|doubleheads)"
     cure = "A model_type that was changed by hand reads the weights as another network."
     for name in config.get_texts("architectures"):
         same = re.match(pattern, name.lower().replace("_", "")) is not None
-        got = f"architectures = {name} with model_type = {family}"
-        require_config(same, got, "the same family in both", cure)
+        require_config(
+            same,
+            f"architectures = {name} with model_type = {family}",
+            "the same family in both",
+            cure,
+        )

@@ -100,8 +100,12 @@ def quantisation_of(stated: Any) -> Quantisation | None:
     unnamed = "modelopt" if "quant_algo" in options else None
     unnamed = "mlx" if {"bits", "group_size"} <= options.keys() else unnamed
     method = options.get("quant_method", unnamed)
-    got = f"quantization_config of quant_method = {described(method)}"
-    require_config(str(method) in SUPPORTED, got, " or ".join(SUPPORTED), UNQUANTISED)
+    require_config(
+        str(method) in SUPPORTED,
+        f"quantization_config of quant_method = {described(method)}",
+        " or ".join(SUPPORTED),
+        UNQUANTISED,
+    )
     supported = dict(SUPPORTED[str(method)])
     if method == "fp8":
         supported["weight_block_size"] = (stated.get("weight_block_size"),)
@@ -111,8 +115,12 @@ def quantisation_of(stated: Any) -> Quantisation | None:
             is_supported = is_supported or name in IGNORED
             is_supported = is_supported or (method in PACKED_BY and name in OF_QUANTISERS)
             is_supported = is_supported or (method == "mlx" and _is_layer_option(value, stated))
-        got = f"{name} = {described(value)} in quantization_config"
-        require_config(is_supported, got, f"options of {method} that are known here", UNQUANTISED)
+        require_config(
+            is_supported,
+            f"{name} = {described(value)} in quantization_config",
+            f"options of {method} that are known here",
+            UNQUANTISED,
+        )
     if method == "modelopt":
         return Quantisation(_modelopt_schemes(stated))
     if method == "compressed-tensors":
@@ -129,8 +137,7 @@ def _block(name: str, stated: Options) -> Block:
         return None, None
     fits = isinstance(sizes, list) and len(sizes) == 2
     fits = fits and all(isinstance(size, int) and size > 0 for size in sizes)
-    got = f"{name} = {described(sizes)}"
-    require_config(fits, got, "rows and columns of a block", UNQUANTISED)
+    require_config(fits, f"{name} = {described(sizes)}", "rows and columns of a block", UNQUANTISED)
     return sizes[0], sizes[1]
 
 
@@ -168,9 +175,11 @@ def _modelopt_schemes(stated: Options) -> tuple[str, ...]:
         algorithm = layer_options.get("quant_algo")
         group = layer_options.get("group_size", GROUP)
         is_supported = str(algorithm) in MODELOPT_SCHEMES and group in (GROUP, None)
-        got = f"quant_algo = {described(algorithm)} of groups of {described(group)} in {layer}"
         require_config(
-            is_supported, got, f"{' or '.join(MODELOPT_SCHEMES)}, of {GROUP}", UNQUANTISED
+            is_supported,
+            f"quant_algo = {described(algorithm)} of groups of {described(group)} in {layer}",
+            f"{' or '.join(MODELOPT_SCHEMES)}, of {GROUP}",
+            UNQUANTISED,
         )
         schemes.update(MODELOPT_SCHEMES[str(algorithm)])
     require_config(bool(schemes), f"no quantized_layers of {MIXED}", "one or more", UNQUANTISED)
@@ -192,15 +201,20 @@ def _read_compressed(stated: Options) -> Quantisation:
             ("float", 8, "block", None): _block("block_structure", weights),
             ("float", 4, "tensor_group", GROUP): (None, None),
         }.get(kind)
-        expected = "float weights of 8 bits, or of 4 in groups of 16"
-        got = f"weights of type, bits, strategy and group {kind}"
         require_config(
-            block is not None and not weights.get("actorder"), got, expected, UNQUANTISED
+            block is not None and not weights.get("actorder"),
+            f"weights of type, bits, strategy and group {kind}",
+            "float weights of 8 bits, or of 4 in groups of 16",
+            UNQUANTISED,
         )
         kinds.add(("nvfp4" if kind[1] == 4 else "fp8", block))
     blocks = {block for scheme, block in kinds if scheme == "fp8"} or {(None, None)}
-    got = f"weights in {len(kinds)} ways"
-    require_config(bool(kinds) and len(blocks) == 1, got, "one of each precision", UNQUANTISED)
+    require_config(
+        bool(kinds) and len(blocks) == 1,
+        f"weights in {len(kinds)} ways",
+        "one of each precision",
+        UNQUANTISED,
+    )
     return Quantisation(tuple(sorted({scheme for scheme, _ in kinds})), *blocks)
 
 
@@ -215,13 +229,20 @@ def _compressed_integers(weights_of_groups: list[Options]) -> Packing:
             (strategy == "group" and isinstance(group, int) and group > 0)
             or (strategy == "channel" and group in (None, -1))
         )
-        got = f"whole numbers of bits, strategy and group {(bits, strategy, group)}"
-        expected = "4 or 8 bits with a scale for each row, or for each group of a row's numbers"
-        require_config(is_supported, got, expected, UNQUANTISED)
+        require_config(
+            is_supported,
+            f"whole numbers of bits, strategy and group {(bits, strategy, group)}",
+            "4 or 8 bits with a scale for each row, or for each group of a row's numbers",
+            UNQUANTISED,
+        )
         size = group if strategy == "group" else None
         kinds.add(Packing("pack-quantized", bits, size, not weights.get("symmetric", True)))
-    got = f"whole numbers in {len(kinds)} ways"
-    require_config(len(kinds) == 1, got, "the same in every layer", UNQUANTISED)
+    require_config(
+        len(kinds) == 1,
+        f"whole numbers in {len(kinds)} ways",
+        "the same in every layer",
+        UNQUANTISED,
+    )
     return kinds.pop()
 
 

@@ -97,8 +97,11 @@ def sizes_of(
     intermediate_size = 4 * width if inner is None else config.get_int_or(inner, 4 * width)
     num_kv_heads = config.get_int_or(names.num_kv_heads, heads)
     if config.get(names.head_dim, head_dim) is None:
-        got = f"{heads} heads at width {width}"
-        require_config(width % heads == 0, got, "a number of heads that divides the width")
+        require_config(
+            width % heads == 0,
+            f"{heads} heads at width {width}",
+            "a number of heads that divides the width",
+        )
         head_dim = width // heads
     else:
         head_dim = config.get_int(names.head_dim, head_dim)

@@ -42,8 +42,11 @@ def delta_sizes(config: Configuration, defaults: tuple[int, int, int, int]) -> D
     pairs = zip(names, defaults, strict=True)
     stated = [config.get_int_or(f"linear_{name}", default) for name, default in pairs]
     sizes = DeltaSizes(*stated, taps=config.get_int("linear_conv_kernel_dim", 4))
-    got = f"{sizes.heads} heads of values and {sizes.groups} of keys"
-    require_config(sizes.heads % sizes.groups == 0, got, "as many values for each key")
+    require_config(
+        sizes.heads % sizes.groups == 0,
+        f"{sizes.heads} heads of values and {sizes.groups} of keys",
+        "as many values for each key",
+    )
     return sizes
 
 
@@ -237,16 +240,19 @@ def mamba_sizes(
     """Read the sizes of Mamba-2 layers; `inner` is the width of all heads, None if it may vary."""
     heads = config.get_int(names.heads, 128)
     groups = config.get_int(names.groups, groups)
-    expected = "as many heads in each"
-    require_config(heads % groups == 0, f"{heads} heads in {groups} groups", expected)
+    require_config(
+        heads % groups == 0, f"{heads} heads in {groups} groups", "as many heads in each"
+    )
     head_features = config.get(names.features, features)
     if inner is not None and head_features in (None, "auto"):
         require_config(inner % heads == 0, f"{heads} heads of width {inner}", "heads of one width")
         head_features = inner // heads
     head_features = Configuration({names.features: head_features}).get_int(names.features)
-    fits = inner in (None, heads * head_features)
-    got = f"{heads} heads of {head_features}"
-    require_config(fits, got, f"the width {inner} together")
+    require_config(
+        inner in (None, heads * head_features),
+        f"{heads} heads of {head_features}",
+        f"the width {inner} together",
+    )
     return MambaSizes(
         heads,
         head_features,
@@ -278,12 +284,15 @@ def read_rate_limits(config: Configuration) -> tuple[float, float]:
     """Read the bounds of Mamba-2's time steps, from zero to infinity by default."""
     stated = config.get("time_step_limit")
     limits = [0.0, INFINITY] if stated is None else stated
-    expected = "two numbers that are not negative, in order"
     pair = isinstance(limits, list | tuple) and len(limits) == 2
     numbers = [float("inf") if n == INFINITY else n for n in limits] if pair else []
     are_numbers = all(isinstance(n, int | float) for n in numbers)
-    holds = pair and are_numbers and 0 <= numbers[0] <= numbers[1]
-    config.require("time_step_limit", stated, holds, expected)
+    config.require(
+        "time_step_limit",
+        stated,
+        pair and are_numbers and 0 <= numbers[0] <= numbers[1],
+        "two numbers that are not negative, in order",
+    )
     return float(numbers[0]), float(numbers[1])
 
 

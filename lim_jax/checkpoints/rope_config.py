@@ -104,17 +104,23 @@ def require_pairs(rotary_dim: int, head_dim: int, least: int = 2) -> None:
     """Raise ValueError unless a head has the rotated features, and these are whole pairs."""
     got = f"{rotary_dim} rotated features in heads of {head_dim}"
     require_config(rotary_dim <= head_dim, got, "no more than a head has")
-    holds = rotary_dim >= least and rotary_dim % 2 == 0
-    require_config(holds, got, f"an even number of them, at least {least}")
+    require_config(
+        rotary_dim >= least and rotary_dim % 2 == 0,
+        got,
+        f"an even number of them, at least {least}",
+    )
 
 
 def scaling_kind(rope: Configuration) -> str:
     """Return the kind of scaling, by ``rope_type`` or by its older name ``type``."""
     stated = [rope.get_text("rope_type"), rope.get_text("type")]
     kinds = {SYNONYMS.get(kind, kind) for kind in stated if kind is not None}
-    got = f"rope_type and type = {' and '.join(map(str, stated))}"
-    cure = "Remove type, which readers take for the kind only where there is no rope_type."
-    require_config(len(kinds) < 2, got, "one kind of scaling", cure)
+    require_config(
+        len(kinds) < 2,
+        f"rope_type and type = {' and '.join(map(str, stated))}",
+        "one kind of scaling",
+        "Remove type, which readers take for the kind only where there is no rope_type.",
+    )
     return kinds.pop() if kinds else "default"
 
 
@@ -132,8 +138,11 @@ def rotary_base(
     """
     inner = rope.get("rope_theta")
     outer = config.get(base) if kind is None or inner is None else None
-    got = f"{base} = {outer} beside rope_theta = {inner} of a scaling"
-    require_config(None in (inner, outer) or inner == outer, got, "the same in both")
+    require_config(
+        None in (inner, outer) or inner == outer,
+        f"{base} = {outer} beside rope_theta = {inner} of a scaling",
+        "the same in both",
+    )
     if inner is not None:
         return rope.get_positive("rope_theta")
     return default if outer is None else config.get_positive(base)
@@ -203,8 +212,12 @@ def _divide(rope: Configuration, name: str, frequencies: Sequence[float]) -> tup
     """Divide each frequency by its factor, of the scaling's option of this name."""
     factors = rope.get_list(name)
     positive = all(is_real(factor) and 0 < factor < math.inf for factor in factors)
-    expected = f"{len(frequencies)} positive numbers, one for each frequency"
-    rope.require(name, factors, positive and len(factors) == len(frequencies), expected)
+    rope.require(
+        name,
+        factors,
+        positive and len(factors) == len(frequencies),
+        f"{len(frequencies)} positive numbers, one for each frequency",
+    )
     return tuple(frequency / by for frequency, by in zip(frequencies, factors, strict=True))
 
 
@@ -212,9 +225,13 @@ def _trained(config: Configuration, rope: Configuration) -> int:
     """Return the length of training before the scaling; raise ValueError where options disagree."""
     inner = rope.get(TRAINED)
     outer = config.get(TRAINED)
-    got = f"{TRAINED} = {described(inner)} of a scaling, and {described(outer)} beside it"
     agree = None in (inner, outer) or inner == outer
-    require_config(agree, got, "the same in both", "Readers disagree about which goes first.")
+    require_config(
+        agree,
+        f"{TRAINED} = {described(inner)} of a scaling, and {described(outer)} beside it",
+        "the same in both",
+        "Readers disagree about which goes first.",
+    )
     for options in (rope, config):
         if options.get(TRAINED) is not None:
             return options.get_int(TRAINED)
@@ -240,16 +257,22 @@ def trained_length(config: Configuration) -> int | None:
 
 def _require_known(rope: Configuration, scaling: str) -> None:
     """Raise ValueError at an unknown scaling, or at options that it does not have."""
-    cure = "Take another model: other scalings of rotary positions are not known here."
     published = " or ".join(kind for kind in SCALINGS if kind != OF_GGUF)
-    require_config(scaling in SCALINGS, f"rope_type = {scaling!r}", published, cure)
+    require_config(
+        scaling in SCALINGS,
+        f"rope_type = {scaling!r}",
+        published,
+        "Take another model: other scalings of rotary positions are not known here.",
+    )
     names = {"rope_type", "type", "rope_theta", PART, *SECTIONS_OF_IMAGES, *SCALINGS[scaling]}
     names |= set() if rope.get(TEMPERED) else {TEMPERED}
     for name in sorted(rope):
-        got = f"{name} = {described(rope[name])} of a {scaling} scaling"
-        expected = " and ".join(SCALINGS[scaling]) or "no such number"
-        cure = "State rope_type too; only some readers ignore what the scaling does not have."
-        require_config(rope[name] is None or name in names, got, expected, cure)
+        require_config(
+            rope[name] is None or name in names,
+            f"{name} = {described(rope[name])} of a {scaling} scaling",
+            " and ".join(SCALINGS[scaling]) or "no such number",
+            "State rope_type too; only some readers ignore what the scaling does not have.",
+        )
 
 
 def rope_options(config: Configuration, kind: str | None = None) -> Configuration:
@@ -261,22 +284,31 @@ def rope_options(config: Configuration, kind: str | None = None) -> Configuratio
         return Configuration(_options_of_kind(newer, older, kind))
     if newer and older:
         bases = newer.get("rope_theta"), older.get("rope_theta", config.get("rope_theta"))
-        got = f"rope_theta = {bases[0]} in rope_parameters, {bases[1]} with rope_scaling"
-        cure = "Put the scaling into rope_parameters itself."
-        require_config(bases[0] in (None, bases[1]), got, "the same in both", cure)
+        require_config(
+            bases[0] in (None, bases[1]),
+            f"rope_theta = {bases[0]} in rope_parameters, {bases[1]} with rope_scaling",
+            "the same in both",
+            "Put the scaling into rope_parameters itself.",
+        )
     return Configuration(older or newer)
 
 
 def _options_of_kind(newer: Options, older: Options, kind: str) -> Options:
     """Return the options of one kind of layers; raise ValueError if some are for all kinds."""
     for name in sorted(set(newer) - {FULL, SLIDING, CHUNKED}):
-        expected = f"an entry for each kind of layers, such as {FULL}"
-        cure = "The family's layers differ: give each kind its own options."
-        require_config(False, f"{name} in rope_parameters", expected, cure)
-    holds = "type" not in older or "rope_type" in older
+        require_config(
+            False,
+            f"{name} in rope_parameters",
+            f"an entry for each kind of layers, such as {FULL}",
+            "The family's layers differ: give each kind its own options.",
+        )
     got = described(older.get("type"))
-    cure = "In families whose layers differ, transformers ignores type."
-    require_config(holds, f"type = {got} in rope_scaling", "rope_type", cure)
+    require_config(
+        "type" not in older or "rope_type" in older,
+        f"type = {got} in rope_scaling",
+        "rope_type",
+        "In families whose layers differ, transformers ignores type.",
+    )
     return {**Configuration(newer).get_object(kind), **(older if kind == FULL else {})}
 
 
@@ -285,10 +317,12 @@ def layer_kinds(config: Configuration, depth: int, *default: str) -> tuple[str, 
     # Only families that have chunked layers by default accept ``chunked_attention``.
     kinds = tuple(config.get_texts("layer_types") or default)
     supported_kinds = {FULL, SLIDING} | set(default)
-    holds = len(kinds) == depth and set(kinds) <= supported_kinds
-    cure = "Other kinds are not known here."
-    got = f"layer_types = {len(kinds)} of {sorted(set(kinds))}"
-    require_config(holds, got, f"{depth} of {' or '.join(sorted(supported_kinds))}", cure)
+    require_config(
+        len(kinds) == depth and set(kinds) <= supported_kinds,
+        f"layer_types = {len(kinds)} of {sorted(set(kinds))}",
+        f"{depth} of {' or '.join(sorted(supported_kinds))}",
+        "Other kinds are not known here.",
+    )
     return kinds
 
 

@@ -29,13 +29,16 @@ def shard(mesh: Mesh, precision: str | None = None) -> WeightPlacement:
     By the `sharded_axes` of a layer's parts; embeddings and heads along their width, since rows are
     read by number. Each process reads all layers, and holds its own devices' part of them.
     """
-    got = f"the axes {mesh.axis_names}"
-    expected = f"one named {AXIS!r}"
-    cure = (
-        "Name the axis over which the weights are sharded so; leave the others to examples and "
-        "contexts."
+    require(
+        AXIS in mesh.axis_names,
+        "mesh",
+        got=f"the axes {mesh.axis_names}",
+        expected=f"one named {AXIS!r}",
+        cure=(
+            "Name the axis over which the weights are sharded so; leave the others to examples and "
+            "contexts."
+        ),
     )
-    require(AXIS in mesh.axis_names, "mesh", got=got, expected=expected, cure=cure)
 
     def layers(layer: Layer, depth: int) -> PyTree:
         """Read all layers, each device's shares alone."""

@@ -49,9 +49,13 @@ def read_tokenizer(path: Path, header: Header) -> Any:
     file = (path.parent if gguf else path) / FILE
     if gguf and not file.is_file():
         return tokenizer_of_header(path.name, header)
-    expected = f"the publisher's {FILE}"
-    got = f"{absent(file)} in {file.parent}"
-    require(file.is_file(), "tokenizer", got=got, expected=expected, cure=CURE)
+    require(
+        file.is_file(),
+        "tokenizer",
+        got=f"{absent(file)} in {file.parent}",
+        expected=f"the publisher's {FILE}",
+        cure=CURE,
+    )
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises nothing narrower
@@ -135,9 +139,11 @@ def end_ids(path: Path, header: Header) -> tuple[int, ...]:
         stated = (config.get("eos_token_id") for config in configs)
         ids = next((value for value in stated if value is not None), ())
         ids = ids if isinstance(ids, list | tuple) else [ids]
-    cure = "Download the publisher's files again."
     stated_ids = [number for number in ids if number is not None]
-    numbers = [as_int(number, "eos_token_id", least=0, cure=cure) for number in stated_ids]
+    numbers = [
+        as_int(number, "eos_token_id", least=0, cure="Download the publisher's files again.")
+        for number in stated_ids
+    ]
     return tuple(dict.fromkeys(numbers))
 
 

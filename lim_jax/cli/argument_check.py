@@ -161,8 +161,9 @@ def _require_values(name: str, argument: Argument, values: Sequence[str]) -> Non
         if Path in kinds and not value:  # which would be the current folder
             raise _refusal(name, f"{argument.name} ''", "is empty", "pass a path")
         if not any(_fits(kind, value) for kind in kinds):
-            got = f"{argument.name} {value}"
-            raise _refusal(name, got, "is not accepted", f"pass {expected}", choices)
+            raise _refusal(
+                name, f"{argument.name} {value}", "is not accepted", f"pass {expected}", choices
+            )
 
 
 def _kinds(kind: Any) -> list[Any]:

@@ -229,8 +229,7 @@ def _require_within(network: CausalLM, lines: int, contexts: int | None, depth: 
         cure="Give more data, or leave --contexts out.",
     )
     last = network.flow.depth - 1
-    expected = f"a layer's depth, from 0 to {last}"
-    as_int(depth, "depth", least=0, most=last, expected=expected)
+    as_int(depth, "depth", least=0, most=last, expected=f"a layer's depth, from 0 to {last}")
 
 
 def announcement(

@@ -233,13 +233,14 @@ def _require_options(
     kind = loss_kind(loss)
     if html:
         require_page_packages()
-        cure = "Pass --no-html: a page explains a single forward pass, and this loss has several."
         require(
             kind.one_pass,
             "html",
             got=f"a page of --loss {loss}",
             expected="a loss of one pass",
-            cure=cure,
+            cure=(
+                "Pass --no-html: a page explains a single forward pass, and this loss has several."
+            ),
         )
     for name, option in (("html", html), ("shuffle", shuffle), ("signed", signed)):
         require(

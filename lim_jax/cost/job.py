@@ -122,10 +122,13 @@ def require_fits(cost: Cost, available: int) -> None:
     """
     require_kind(cost, Cost, "cost", "Take it from job_cost.")
     require_positive(available, "available", expected="a positive number of bytes", cure=BYTES)
-    got = f"{cost.memory / 2**20:.1f} MiB, {cost.temporary / 2**20:.1f} of them temporary"
-    expected = f"at most {available / 2**20:.1f} MiB"
-    cure = "Take fewer examples at a time: influence_stream merges them to the same result."
-    require(cost.memory <= available, "job", got=got, expected=expected, cure=cure)
+    require(
+        cost.memory <= available,
+        "job",
+        got=f"{cost.memory / 2**20:.1f} MiB, {cost.temporary / 2**20:.1f} of them temporary",
+        expected=f"at most {available / 2**20:.1f} MiB",
+        cure="Take fewer examples at a time: influence_stream merges them to the same result.",
+    )
 
 
 def _shape(leaf: Any) -> Any:

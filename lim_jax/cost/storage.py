@@ -75,16 +75,21 @@ def sweep_storage(
     depth, length, width = (as_int(size, name) for name, size in sizes.items())
     heads = as_int(heads, "heads", least=0)
     listed = isinstance(checkpoints, Sequence) and not isinstance(checkpoints, str)
-    got = described(checkpoints)
-    expected = "a list of whole numbers"
-    cure = f"Pass for example [{depth}] for one loop over all layers."
-    require(listed, "checkpoints", got=got, expected=expected, cure=cure)
+    require(
+        listed,
+        "checkpoints",
+        got=described(checkpoints),
+        expected="a list of whole numbers",
+        cure=f"Pass for example [{depth}] for one loop over all layers.",
+    )
     loops = [as_int(steps, "checkpoints") for steps in checkpoints]
-    got = f"loops of {math.prod(loops)} steps in all"
-    expected = f"{depth}, one for each layer"
-    cure = "Take loops whose numbers of steps multiply to the depth, or none."
-    fits = not loops or math.prod(loops) == depth
-    require(fits, "checkpoints", got=got, expected=expected, cure=cure)
+    require(
+        not loops or math.prod(loops) == depth,
+        "checkpoints",
+        got=f"loops of {math.prod(loops)} steps in all",
+        expected=f"{depth}, one for each layer",
+        cure="Take loops whose numbers of steps multiply to the depth, or none.",
+    )
     return Storage(
         states=(sum(loops) if loops else depth) * length * width,
         attention=(1 if loops else depth) * heads * length**2,

@@ -207,13 +207,19 @@ def require_pair(loss: Loss, batch: Any) -> Batch:
     require_auto(batch, "batch")
     if isinstance(loss, LossOfIds):
         integers = isinstance(array, ARRAYS) and jnp.issubdtype(array.dtype, jnp.integer)
-        expected = "ids, whole numbers of shape (examples, length)"
-        cure = "Pass embedded states to the loss of states, which LossOfIds holds."
-        holds = integers and array.ndim == 2
-        require(holds, "batch", got=described(x), expected=expected, cure=cure)
+        require(
+            integers and array.ndim == 2,
+            "batch",
+            got=described(x),
+            expected="ids, whole numbers of shape (examples, length)",
+            cure="Pass embedded states to the loss of states, which LossOfIds holds.",
+        )
         return x, y
-    cure = "Embed ids by density.LossOfIds(embed, loss): influence is a gradient in states."
-    require_floating(x, "batch", cure)
+    require_floating(
+        x,
+        "batch",
+        "Embed ids by density.LossOfIds(embed, loss): influence is a gradient in states.",
+    )
     require(
         x.ndim > 0,
         "batch",

@@ -424,11 +424,14 @@ class Influence(eqx.Module):
         """
         regions = self.regions
         theirs = getattr(other, "regions", None)
-        got = f"influence over {in_a_line(theirs)}" if theirs is not None else "no influence"
-        expected = f"influence over {in_a_line(regions)}"
-        cure = "Measure both with the same regions, which contexts of two lengths do not have."
         same = isinstance(theirs, Regions) and regions.same_as(theirs)
-        require(same, "other", got=got, expected=expected, cure=cure)
+        require(
+            same,
+            "other",
+            got=f"influence over {in_a_line(theirs)}" if theirs is not None else "no influence",
+            expected=f"influence over {in_a_line(regions)}",
+            cure="Measure both with the same regions, which contexts of two lengths do not have.",
+        )
         examples = _concatenate(self.example_energies, other.example_energies)
         pooled = self._without_examples._pooled(other._without_examples)
         return replace(pooled, example_energies=examples)

@@ -174,8 +174,13 @@ def targets_of_windows(
 def as_depth(depth: Any, flow: ResidualFlow) -> int:
     """Return the depth as an int; raise ValueError unless it is that before one of the layers."""
     last = flow.depth - 1
-    expected = f"a whole number from 0 to {last}, the last layer's depth"
-    return as_int(depth, "depth", least=0, most=last, expected=expected)
+    return as_int(
+        depth,
+        "depth",
+        least=0,
+        most=last,
+        expected=f"a whole number from 0 to {last}, the last layer's depth",
+    )
 
 
 class ContextParts(NamedTuple):

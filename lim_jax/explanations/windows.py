@@ -30,14 +30,19 @@ def require_windows(model: Any, windows: Any, regions: Any) -> None:
     else:
         fits = _are_ids(windows) and windows.shape[1:] == (length + 1,) and len(windows) > 0
         got = described(windows)
-    expected = (
-        f"ids, whole numbers of shape (examples, {length + 1}); or a list of rows of two or more"
+    require(
+        fits,
+        "windows",
+        got=got,
+        expected=(
+            f"ids, whole numbers of shape (examples, {length + 1}); or a list of rows of two or "
+            "more"
+        ),
+        cure=(
+            "Take models.sample_windows(ids, length, count): a window holds a context and the id "
+            "after it."
+        ),
     )
-    cure = (
-        "Take models.sample_windows(ids, length, count): a window holds a context and the id "
-        "after it."
-    )
-    require(fits, "windows", got=got, expected=expected, cure=cure)
     _require_positions_of_all(windows, regions)
 
 

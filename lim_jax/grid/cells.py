@@ -61,10 +61,13 @@ class CellGrid(Grid):
             cure="Call starting before chunked.",
         )
         require_indices(starts, "starts")
-        got = f"{starts.shape[0]} of them"
-        expected = f"{self.size}, one for each position"
-        cure = "Pass for every row where its prefix begins."
-        require(starts.shape == (self.size,), "starts", got=got, expected=expected, cure=cure)
+        require(
+            starts.shape == (self.size,),
+            "starts",
+            got=f"{starts.shape[0]} of them",
+            expected=f"{self.size}, one for each position",
+            cure="Pass for every row where its prefix begins.",
+        )
         starts = error_if_got(
             starts,
             "starts",
@@ -172,8 +175,13 @@ class CellGrid(Grid):
     ) -> Float[Array, "points *rest"]:
         """Interpolate linearly; beyond the first and last node, continue the nearest line."""
         require_on_grid(values, self)
-        cure = "Take a grid of at least two positions: a line needs two points."
-        require(self.size > 1, "grid", got="one node", expected="at least two", cure=cure)
+        require(
+            self.size > 1,
+            "grid",
+            got="one node",
+            expected="at least two",
+            cure="Take a grid of at least two positions: a line needs two points.",
+        )
         values = jnp.asarray(values)
         positions = checked_positions(positions)
         nodes = self.nodes

@@ -72,9 +72,13 @@ def inner(
     require_on_grid(left, grid, "left")
     require_on_grid(right, grid, "right")
     same = left.shape == right.shape
-    got = f"shape {right.shape}"
-    cure = "Pass two fields of the same features."
-    require(same, "right", got=got, expected=f"{left.shape}, that of left", cure=cure)
+    require(
+        same,
+        "right",
+        got=f"shape {right.shape}",
+        expected=f"{left.shape}, that of left",
+        cure="Pass two fields of the same features.",
+    )
     return jnp.sum(jnp.tensordot(grid.weights, left * right, axes=1))
 
 

@@ -121,9 +121,13 @@ class Grid(eqx.Module):
         log_weights = jnp.maximum(log_weights, REMOVED)
         if parts is not None:
             require_indices(parts, "parts")
-            got = f"{parts.shape[0]} of them"
-            expected = f"{self.size}, one for each position"
-            require(parts.shape == (self.size,), "parts", got=got, expected=expected, cure=ONE_EACH)
+            require(
+                parts.shape == (self.size,),
+                "parts",
+                got=f"{parts.shape[0]} of them",
+                expected=f"{self.size}, one for each position",
+                cure=ONE_EACH,
+            )
         return replace(self, log_weights=log_weights, parts=parts)
 
     def mask(self, rows: Int[Array, " rows"] | None = None) -> Float[Array, "_ length"]:
@@ -186,8 +190,13 @@ class Grid(eqx.Module):
 
 def require_grid(grid: Any, name: str = "grid") -> None:
     """Raise ValueError unless `grid` is a Grid: a length or an array of nodes is none."""
-    cure = "Make one of the context's length, for example token_grid(48)."
-    require(isinstance(grid, Grid), name, got=described(grid), expected="a Grid", cure=cure)
+    require(
+        isinstance(grid, Grid),
+        name,
+        got=described(grid),
+        expected="a Grid",
+        cure="Make one of the context's length, for example token_grid(48).",
+    )
 
 
 def require_on_grid(
@@ -219,9 +228,13 @@ def checked_positions(positions: Any) -> Float[Array, " points"]:
 def as_dtype(dtype: Any) -> np.dtype | None:
     """Return a floating-point dtype, however it is spelt, or None; raise ValueError at others."""
     floating = dtype is None or _is_floating(dtype)
-    expected = "a floating-point dtype, or None for JAX's default"
-    cure = "Pass for example jnp.float32."
-    require(floating, "dtype", got=repr(dtype), expected=expected, cure=cure)
+    require(
+        floating,
+        "dtype",
+        got=repr(dtype),
+        expected="a floating-point dtype, or None for JAX's default",
+        cure="Pass for example jnp.float32.",
+    )
     return None if dtype is None else jnp.dtype(dtype)
 
 

@@ -42,9 +42,13 @@ class PanelGrid(Grid):
         prefix = self._weights_to(nodes) @ nodes ** (order - 1) - nodes**order / order
         integral = self._weights() @ nodes ** (2 * order - 1) - 1 / (2 * order)
         error = max(np.abs(prefix).max(), abs(integral))
-        got = f"an error of {error:.1e} in the integral of a polynomial"
-        cure = "Pass the breaks in float64, or take fewer nodes on each panel and more panels."
-        require(bool(error < 1e-12), "grid", got=got, expected="exact weights", cure=cure)
+        require(
+            bool(error < 1e-12),
+            "grid",
+            got=f"an error of {error:.1e} in the integral of a polynomial",
+            expected="exact weights",
+            cure="Pass the breaks in float64, or take fewer nodes on each panel and more panels.",
+        )
 
     def _require_nodes_apart(self) -> None:
         """Raise ValueError unless the nodes are positive and increase in the grid's dtype."""
@@ -53,10 +57,13 @@ class PanelGrid(Grid):
         # Numbers below the smallest normal one are zeros in a compiled program.
         apart = bool(nodes[0] >= jnp.finfo(dtype).tiny) and bool(np.all(np.diff(nodes) > 0))
         panels = len(self.breaks) - 1
-        got = f"{panels} panels, on which nodes coincide with others or with 0 in {dtype}"
-        expected = "nodes above 0 that increase, on panels that do"
-        cure = "Take fewer panels, or a dtype of more bits."
-        require(apart, "grid", got=got, expected=expected, cure=cure)
+        require(
+            apart,
+            "grid",
+            got=f"{panels} panels, on which nodes coincide with others or with 0 in {dtype}",
+            expected="nodes above 0 that increase, on panels that do",
+            cure="Take fewer panels, or a dtype of more bits.",
+        )
 
     @property
     def size(self) -> int:

@@ -43,8 +43,10 @@ class Regions(eqx.Module):
         require(
             not empty,
             "regions",
-            got=f"no node in the {empty} region of {self.grid.size} positions at delta = "
-            f"{self.delta}, {len(self.left_out)} of them left out",
+            got=(
+                f"no node in the {empty} region of {self.grid.size} positions at delta = "
+                f"{self.delta}, {len(self.left_out)} of them left out"
+            ),
             expected="at least one node in each region",
             cure=f"Take a larger delta or a longer context{overlap}{fewer}.",
         )
@@ -76,8 +78,13 @@ class Regions(eqx.Module):
         cure = "Pass position numbers of the grid, of which the last is L - 1."
         listed = isinstance(positions, Sequence) and not isinstance(positions, str)
         along_one_axis = isinstance(positions, ARRAYS) and positions.ndim == 1
-        holds = listed or along_one_axis
-        require(holds, "positions", got=described(positions), expected=expected, cure=cure)
+        require(
+            listed or along_one_axis,
+            "positions",
+            got=described(positions),
+            expected=expected,
+            cure=cure,
+        )
         added = {
             as_int(position, "positions", least=0, most=last, expected=expected, cure=cure)
             for position in positions
@@ -139,9 +146,13 @@ def boundary_regions(
     """
     require_grid(grid)
     exact = exact_fraction(delta)
-    expected = "a number strictly between 0 and 1/2"
-    cure = "Take 0.2 as the paper does: delta is the width of each boundary region."
-    require(0 < exact < Fraction(1, 2), "delta", got=str(delta), expected=expected, cure=cure)
+    require(
+        0 < exact < Fraction(1, 2),
+        "delta",
+        got=str(delta),
+        expected="a number strictly between 0 and 1/2",
+        cure="Take 0.2 as the paper does: delta is the width of each boundary region.",
+    )
     return Regions(grid, exact, convention)
 
 
@@ -165,8 +176,7 @@ def interval_weights(
     ends = [tuple(exact_fraction(end, "intervals") for end in pair) for pair in intervals]
     for start, stop in sorted(ends):
         inside = 0 <= start <= stop <= 1
-        got = f"[{start}, {stop})"
-        require(inside, "intervals", got=got, expected=expected, cure=cure)
+        require(inside, "intervals", got=f"[{start}, {stop})", expected=expected, cure=cure)
         start = max(start, reached)
         stop = max(stop, reached)
         reached = stop
@@ -176,8 +186,12 @@ def interval_weights(
 
 def _weights_below(grid: Grid, end: Fraction, convention: Convention) -> np.ndarray:
     """Return the weights of the integral over [0, end), and over [0, 1] where the end is 1."""
-    cure = "Pass one of these names, which boundary_regions explains."
-    require_name(convention, ("overlap", "points"), "convention", cure)
+    require_name(
+        convention,
+        ("overlap", "points"),
+        "convention",
+        "Pass one of these names, which boundary_regions explains.",
+    )
     if end == 1:
         return grid._weights()
     if convention == "points":
@@ -236,14 +250,23 @@ def _averages(values: Array, weights: Float[Array, "3 length"]) -> Array:
 def require_regions(regions: Any, grid: Grid | None = None) -> None:
     """Raise ValueError unless these are Regions, of the positions of `grid` where it is given."""
     cure = "Make them with boundary_regions(grid, delta)."
-    holds = isinstance(regions, Regions)
-    require(holds, "regions", got=described(regions), expected="Regions of a grid", cure=cure)
+    require(
+        isinstance(regions, Regions),
+        "regions",
+        got=described(regions),
+        expected="Regions of a grid",
+        cure=cure,
+    )
     if grid is None:
         return
-    got = f"regions of {regions.grid.unmasked}"
-    expected = f"regions of {grid.unmasked}"
     same = grid.has_positions_of(regions.grid)
-    require(same, "regions", got=got, expected=expected, cure=cure)
+    require(
+        same,
+        "regions",
+        got=f"regions of {regions.grid.unmasked}",
+        expected=f"regions of {grid.unmasked}",
+        cure=cure,
+    )
 
 
 def exact_fraction(value: Exact, name: str = "delta") -> Fraction:

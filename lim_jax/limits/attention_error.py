@@ -285,12 +285,16 @@ def attention_constant(
     """
     points = as_int(points, "points", least=2)
     beyond = _beyond_the_theorem(attention)
-    cure = (
-        "Take attention without them: the constant holds where keys know their position by the "
-        "states alone."
+    require(
+        not beyond,
+        "attention",
+        got=" and ".join(beyond),
+        expected="attention without these",
+        cure=(
+            "Take attention without them: the constant holds where keys know their position by the "
+            "states alone."
+        ),
     )
-    got = " and ".join(beyond)
-    require(not beyond, "attention", got=got, expected="attention without these", cure=cure)
     return float(_attention_constant(attention, states, jnp.linspace(0.0, 1.0, points)))
 
 

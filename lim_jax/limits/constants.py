@@ -85,9 +85,13 @@ class DepthProfile(NamedTuple):
             ("bound", self.bound, largest, rounding),
             ("lipschitz", self.lipschitz, steepest, rounding_of_slopes),
         ):
-            holds = bool(reached <= stated * (1 + 1e-6) + allowed)
-            expected = f"at least {reached:g}, which the profile reaches"
-            require(holds, f"profile.{name}", got=f"{stated:g}", expected=expected, cure=cure)
+            require(
+                bool(reached <= stated * (1 + 1e-6) + allowed),
+                f"profile.{name}",
+                got=f"{stated:g}",
+                expected=f"at least {reached:g}, which the profile reaches",
+                cure=cure,
+            )
 
 
 def _profile_values(

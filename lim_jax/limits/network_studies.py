@@ -216,10 +216,14 @@ def convergence_study(
             cure="Pass a function of the refinement, such as lambda n: 0.51 / n.",
         )
         bad = [f"an error of {e} at {n}" for n, e in errors.items() if not 0 < e < math.inf]
-        cure = "Leave it out: what is exact, or not finite, has no order of convergence."
         what = f"quantities[{name!r}]"
-        expected = "positive finite errors"
-        require(not bad, what, got=", ".join(bad), expected=expected, cure=cure)
+        require(
+            not bad,
+            what,
+            got=", ".join(bad),
+            expected="positive finite errors",
+            cure="Leave it out: what is exact, or not finite, has no order of convergence.",
+        )
         limit_error = error(check.on(finest, name, quantity.order), finest)
         order = None if quantity.order is None else float(quantity.order)
         magnitudes = np.asarray(np.abs(observed[len(runs) - 1][name]))
@@ -325,10 +329,13 @@ def _as_network(network: Any) -> Network:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     every = inspect.signature(network).parameters.values()
     arguments = [a.name for a in every if a.kind in kinds and a.default is a.empty]
-    got = f"a function of ({', '.join(arguments)})"
-    expected = f"a flow, or a function {signature}"
-    cure = "Pass a flow, or such a function; refine a control through ContinuousFlow(control)."
-    require(len(arguments) in (2, 3), "network", got=got, expected=expected, cure=cure)
+    require(
+        len(arguments) in (2, 3),
+        "network",
+        got=f"a function of ({', '.join(arguments)})",
+        expected=f"a flow, or a function {signature}",
+        cure="Pass a flow, or such a function; refine a control through ContinuousFlow(control).",
+    )
     return network if len(arguments) == 2 else _Applied(network)
 
 
@@ -345,23 +352,30 @@ def _network_runs(
 ) -> dict[int, _NetworkRun]:
     """Return every network to run and its grid, by number of positions or of layers."""
     if depths is None:
-        got = f"None, with {'one grid' if isinstance(grids, Grid) else 'a scheme'}"
-        cure = (
-            "Pass numbers of layers in depths; to refine positions pass four grids of increasing "
-            "size and no scheme."
-        )
         positions = not (isinstance(grids, Grid) or scheme)
-        require(positions, "depths", got=got, expected="numbers of layers", cure=cure)
+        require(
+            positions,
+            "depths",
+            got=f"None, with {'one grid' if isinstance(grids, Grid) else 'a scheme'}",
+            expected="numbers of layers",
+            cure=(
+                "Pass numbers of layers in depths; to refine positions pass four grids of "
+                "increasing size and no scheme."
+            ),
+        )
         solved, _ = _solutions(network)
         return {size: _NetworkRun(solved, grid) for size, grid in _by_size(grids, network).items()}
     layers = _by_depth(network, depths, scheme or Scheme())
     if isinstance(grids, Grid):
         return {depth: _NetworkRun(flow, grids) for depth, flow in layers.items()}
     by_size = _by_size(grids, network)
-    cure = "Pass a grid for each depth: grid k goes with depth k."
-    got = f"{len(layers)} depths and {len(by_size)} grids"
-    expected = "as many grids as depths, or one grid"
-    require(len(by_size) == len(layers), "depths", got=got, expected=expected, cure=cure)
+    require(
+        len(by_size) == len(layers),
+        "depths",
+        got=f"{len(layers)} depths and {len(by_size)} grids",
+        expected="as many grids as depths, or one grid",
+        cure="Pass a grid for each depth: grid k goes with depth k.",
+    )
     pairs = zip(by_size.items(), layers.values(), strict=True)
     return {size: _NetworkRun(flow, grid) for (size, grid), flow in pairs}
 
@@ -402,10 +416,14 @@ def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
 
 def _by_depth(network: Any, depths: Any, scheme: Scheme) -> dict[int, Network]:
     """Return the recursions of a continuous flow by depth; raise ValueError for other networks."""
-    expected = "a ContinuousFlow, whose control gives the layers of every depth"
-    cure = "Make one of a single field by ContinuousFlow(lambda time: field)."
     continuous = isinstance(network, ContinuousFlow)
-    require(continuous, "network", got=described(network), expected=expected, cure=cure)
+    require(
+        continuous,
+        "network",
+        got=described(network),
+        expected="a ContinuousFlow, whose control gives the layers of every depth",
+        cure="Make one of a single field by ContinuousFlow(lambda time: field).",
+    )
     counts = [as_int(depth, "depths") for depth in _as_list(depths)]
     require_refinements(counts, "depths", "layers")
     parts = network.horizon, network.profile
@@ -424,19 +442,24 @@ def _reference_runs(
     reference_grids = _grids(SMOOTH if references is None else references, "references")
     sizes = [grid.size for grid in reference_grids]
     two = len(reference_grids) == 2
-    fits = two or (len(reference_grids) == 3 and sizes[1:] == [2 * size for size in sizes[:-1]])
-    got = f"grids of {sizes} positions"
-    expected = "two grids, or three of sizes n, 2n and 4n"
-    cure = (
-        "Pass two, of which the last gives the limit and the first its error, or three to "
-        "extrapolate."
+    require(
+        two or (len(reference_grids) == 3 and sizes[1:] == [2 * size for size in sizes[:-1]]),
+        "references",
+        got=f"grids of {sizes} positions",
+        expected="two grids, or three of sizes n, 2n and 4n",
+        cure=(
+            "Pass two, of which the last gives the limit and the first its error, or three to "
+            "extrapolate."
+        ),
     )
-    require(fits, "references", got=got, expected=expected, cure=cure)
     unknown = [name for name, quantity in quantities.items() if quantity.order is None]
-    got = f"no order of {', '.join(unknown)}"
-    expected = "the order of each, by which its limit is extrapolated"
-    cure = "Pass Quantity(value, order=1), or two references."
-    require(two or not unknown, "quantities", got=got, expected=expected, cure=cure)
+    require(
+        two or not unknown,
+        "quantities",
+        got=f"no order of {', '.join(unknown)}",
+        expected="the order of each, by which its limit is extrapolated",
+        cure="Pass Quantity(value, order=1), or two references.",
+    )
     for name, quantity in quantities.items():
         require(
             two or (quantity.order is not None and quantity.order > 0),
@@ -456,10 +479,13 @@ def _reference_runs(
 def _as_quantities(quantities: Any) -> dict[str, Quantity]:
     """Return quantities by name, each a `Quantity`; raise ValueError unless all are valid."""
     mapping = isinstance(quantities, Mapping)
-    cure = 'Pass for example {"state": lambda x, grid: x}.'
-    got = "none" if mapping else described(quantities)
-    expected = "quantities by name, at least one"
-    require(mapping and len(quantities) > 0, "quantities", got=got, expected=expected, cure=cure)
+    require(
+        mapping and len(quantities) > 0,
+        "quantities",
+        got="none" if mapping else described(quantities),
+        expected="quantities by name, at least one",
+        cure='Pass for example {"state": lambda x, grid: x}.',
+    )
     measured = {
         name: quantity if isinstance(quantity, Quantity) else Quantity(quantity)
         for name, quantity in quantities.items()
@@ -492,12 +518,14 @@ def _fields(runs: Sequence[_NetworkRun], observed: Sequence[dict[str, Array]]) -
         shapes, rows = ({array.shape[n:] for array in by_size.values()} for n in (0, 1))
         field = len(rows) == 1 and all(array.shape[:1] == (n,) for n, array in by_size.items())
         floats = all(jnp.issubdtype(array.dtype, jnp.floating) for array in by_size.values())
-        got = ", ".join(f"{array.dtype} {array.shape} on {n}" for n, array in by_size.items())
-        expected = "floats of one shape on every grid, or a field with a row for each position"
-        cure = "Average over positions, or read a field off at some: grid.interpolate."
-        fits = floats and (field or len(shapes) == 1)
         what = f"quantities[{name!r}]"
-        require(fits, what, got=got, expected=expected, cure=cure)
+        require(
+            floats and (field or len(shapes) == 1),
+            what,
+            got=", ".join(f"{array.dtype} {array.shape} on {n}" for n, array in by_size.items()),
+            expected="floats of one shape on every grid, or a field with a row for each position",
+            cure="Average over positions, or read a field off at some: grid.interpolate.",
+        )
         return len(shapes) > 1
 
     return frozenset(name for name in observed[0] if is_field(name))

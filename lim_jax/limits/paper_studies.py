@@ -161,8 +161,7 @@ def _require_choice(every: Mapping[str, Group], only: Sequence[str], sizes: Sequ
     cure = "Pass some of these names, or leave it out for all studies."
     names = ", ".join(every)
     listed = isinstance(only, Sequence) and not isinstance(only, str)
-    expected = f"a list of some of {names}"
-    require(listed, "only", got=described(only), expected=expected, cure=cure)
+    require(listed, "only", got=described(only), expected=f"a list of some of {names}", cure=cure)
     unknown = [str(name) for name in only if name not in every]
     require(not unknown, "only", got=", ".join(unknown), expected=f"some of {names}", cure=cure)
     counts = [as_int(size, "sizes") for size in sizes]

@@ -500,8 +500,12 @@ def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Stud
     Of so many `terms` of the exponential series at a positive `strength`; too few of them raise
     EquinoxRuntimeError.
     """
-    cure = "Try 1.0: the strength is the horizon of the flow."
-    require_positive(strength, "strength", expected="a positive finite number", cure=cure)
+    require_positive(
+        strength,
+        "strength",
+        expected="a positive finite number",
+        cure="Try 1.0: the strength is the horizon of the flow.",
+    )
     terms = as_int(terms, "terms", least=2)
 
     @filter_jit

@@ -33,10 +33,12 @@ def fit_order(refinements: Sequence[float | int], errors: Sequence[float]) -> Or
     got = f"{list(errors)} at {list(refinements)}"
     fits = ((numbers > 0) & (numbers < np.inf)).all()
     fits &= len(set(numbers[0])) == len(numbers[0])
-    expected = "at least four positive errors, each of another refinement"
-    cure = "Pass more points, and leave errors of zero out: they have no logarithm."
     require(
-        numbers.shape[1] >= LEAST and bool(fits), "errors", got=got, expected=expected, cure=cure
+        numbers.shape[1] >= LEAST and bool(fits),
+        "errors",
+        got=got,
+        expected="at least four positive errors, each of another refinement",
+        cure="Pass more points, and leave errors of zero out: they have no logarithm.",
     )
     x, y = np.log(numbers) * [[1], [-1]]
     design = np.stack([x, np.ones_like(x)], axis=1)
@@ -49,20 +51,33 @@ def fit_order(refinements: Sequence[float | int], errors: Sequence[float]) -> Or
 def require_refinements(numbers: Sequence[int], name: str, what: str) -> None:
     """Raise ValueError unless there are enough numbers, each larger than the one before."""
     finer = len(numbers) >= LEAST and list(numbers) == sorted(set(numbers))
-    expected = f"{LEAST} refinements or more, each finer than the one before"
-    cure = "Pass more, each double the one before: a slope through fewer says nothing."
-    require(finer, name, got=f"{list(numbers)} {what}", expected=expected, cure=cure)
+    require(
+        finer,
+        name,
+        got=f"{list(numbers)} {what}",
+        expected=f"{LEAST} refinements or more, each finer than the one before",
+        cure="Pass more, each double the one before: a slope through fewer says nothing.",
+    )
 
 
 def require_rising(numbers: Any, name: str) -> None:
     """Raise ValueError unless these are whole numbers, each larger than the one before."""
     listed = list(numbers) if isinstance(numbers, (Sequence, *ARRAYS)) else []
     counts = [as_int(number, name) for number in listed]
-    got = f"{counts}" if counts else "none" if isinstance(numbers, Sequence) else described(numbers)
-    expected = "whole numbers, each larger than the one before"
-    cure = "Pass them from the coarsest to the finest, for example (8, 16, 32, 64)."
     rising = len(counts) > 0 and counts == sorted(set(counts))
-    require(rising, name, got=got, expected=expected, cure=cure)
+    require(
+        rising,
+        name,
+        got=(
+            f"{counts}"
+            if counts
+            else "none"
+            if isinstance(numbers, Sequence)
+            else described(numbers)
+        ),
+        expected="whole numbers, each larger than the one before",
+        cure="Pass them from the coarsest to the finest, for example (8, 16, 32, 64).",
+    )
 
 
 class Study(NamedTuple):

@@ -583,10 +583,12 @@ def _require_labels_for_shape(shape: tuple[int, ...], labels: Labels, name: str)
     """Raise ValueError unless labels are class numbers or weights for logits of this shape."""
     dtype = getattr(labels, "dtype", None)
     numbered = dtype is not None and jnp.issubdtype(dtype, jnp.integer)
-    fits = getattr(labels, "shape", None) == (shape[:1] if numbered else shape)
-    got = f"{described(labels)} with logits of shape {shape}"
-    expected = f"integers of shape {shape[:1]} or floats of shape {shape}"
-    cure = "Pass a class number for each position, or a row of weights of all classes."
-    require(fits, name, got=got, expected=expected, cure=cure)
+    require(
+        getattr(labels, "shape", None) == (shape[:1] if numbered else shape),
+        name,
+        got=f"{described(labels)} with logits of shape {shape}",
+        expected=f"integers of shape {shape[:1]} or floats of shape {shape}",
+        cure="Pass a class number for each position, or a row of weights of all classes.",
+    )
     if not numbered:
         require_floating(labels, name, cure="Cast weights to the logits' dtype.")

@@ -239,11 +239,13 @@ class BandReadout(eqx.Module):
         """
         require_grid(grid)
         widest = grid.widest_cell
-        fits = widest <= self.bandwidth * (1 + 1e-9) and self.bandwidth <= 1
-        got = f"{self.bandwidth}"
-        expected = f"from {widest:.3g} (the widest cell) to 1"
-        cure = "Pass half the window in units of position: w/(2L) for w tokens."
-        require(fits, "bandwidth", got=got, expected=expected, cure=cure)
+        require(
+            widest <= self.bandwidth * (1 + 1e-9) and self.bandwidth <= 1,
+            "bandwidth",
+            got=f"{self.bandwidth}",
+            expected=f"from {widest:.3g} (the widest cell) to 1",
+            cure="Pass half the window in units of position: w/(2L) for w tokens.",
+        )
         centre = grid.centres()
         rows = centre[:, None]
         columns = centre[None, :]

@@ -133,8 +133,7 @@ class LossOfLogits:
 
 def as_loss_of_logits(loss: Any) -> LossOfLogits:
     """Return the loss unchanged; raise ValueError unless it is a `LossOfLogits`."""
-    cure = "Take CausalLM.loss or CausalLM.margin_loss."
-    require_kind(loss, LossOfLogits, "loss", cure)
+    require_kind(loss, LossOfLogits, "loss", "Take CausalLM.loss or CausalLM.margin_loss.")
     return loss
 
 
@@ -266,9 +265,13 @@ class CausalLM(eqx.Module):
         most, why = self.limit or (length, "")
         if y is None or y.starts is None:
             self._warn_beyond(length)
-            got = f"{length} of them"
-            cure = "Cut the context to that length."
-            require(length <= most, "ids", got=got, expected=f"at most {most}, {why}", cure=cure)
+            require(
+                length <= most,
+                "ids",
+                got=f"{length} of them",
+                expected=f"at most {most}, {why}",
+                cure="Cut the context to that length.",
+            )
         else:
             positions = jnp.arange(length) - y.starts.astype(int)
             message = (
@@ -450,14 +453,20 @@ class CausalLM(eqx.Module):
         """Return the logits at the queries' positions, in slices of words if there are many."""
         require_kind(y, Targets, "y", EXAMPLE)
         if y.positions is not None:
-            cure = "Count the context's places from 0."
-            state = state[_check_numbers(y.positions, "positions", state.shape[0], cure)]
+            state = state[
+                _check_numbers(
+                    y.positions, "positions", state.shape[0], "Count the context's places from 0."
+                )
+            ]
         queries = y.weights.shape[0]
         length = state.shape[0]
-        got = f"{queries} queries of a context of {length} places"
-        expected = "a query at every place, or the place of each"
-        cure = "Name them: Targets(targets, weights, positions)."
-        require(queries == length, "positions", got=got, expected=expected, cure=cure)
+        require(
+            queries == length,
+            "positions",
+            got=f"{queries} queries of a context of {length} places",
+            expected="a query at every place, or the place of each",
+            cure="Name them: Targets(targets, weights, positions).",
+        )
         size = self.words_at_once(queries)
         if size < self.vocabulary:
             return self._slices(state, size)
@@ -611,25 +620,25 @@ def load_network(
     on_host: bool = False,
 ) -> CausalLM:
     """Read a network from files opened by `open_files`; the arguments are those of `load`."""
-    holds = storage_dtype is None or (storage_dtype in STORAGE_DTYPES and dtype == "float32")
-    got = f"{storage_dtype!r} with dtype {dtype!r}"
-    expected = f"None, or one of {STORAGE_DTYPES} with dtype 'float32'"
-    cure = (
-        "Take dtype='float32', to which half precision is converted, or leave `storage_dtype` out."
-    )
-    require(holds, "storage_dtype", got=got, expected=expected, cure=cure)
-    holds = not on_host or (storage_dtype is not None and mesh is None)
-    expected = "a storage_dtype, and no mesh"
-    cure = (
-        "Pass `storage_dtype` and no mesh: the host stores matrices in half precision, for one "
-        "device."
+    require(
+        storage_dtype is None or (storage_dtype in STORAGE_DTYPES and dtype == "float32"),
+        "storage_dtype",
+        got=f"{storage_dtype!r} with dtype {dtype!r}",
+        expected=f"None, or one of {STORAGE_DTYPES} with dtype 'float32'",
+        cure=(
+            "Take dtype='float32', to which half precision is converted, or leave `storage_dtype` "
+            "out."
+        ),
     )
     require(
-        holds,
+        not on_host or (storage_dtype is not None and mesh is None),
         "on_host",
         got=f"storage_dtype={storage_dtype!r}, mesh={mesh}",
-        expected=expected,
-        cure=cure,
+        expected="a storage_dtype, and no mesh",
+        cure=(
+            "Pass `storage_dtype` and no mesh: the host stores matrices in half precision, for one "
+            "device."
+        ),
     )
     precision = published_precision(source) if storage_dtype == STORAGE_DTYPES[0] else storage_dtype
     if mesh is not None:
@@ -652,18 +661,26 @@ def _network(
     source: Source, dtype: str, placement: WeightPlacement, compute: str | None
 ) -> CausalLM:
     """Read a network with a placement of weights; raise ValueError at tensors left over."""
-    cure = (
-        "Pass one of these: models compute in full precision. To store weights in half precision "
-        "take `storage_dtype`."
+    require_name(
+        dtype,
+        ("float32", "float64"),
+        "dtype",
+        (
+            "Pass one of these: models compute in full precision. To store weights in half "
+            "precision take `storage_dtype`."
+        ),
     )
-    require_name(dtype, ("float32", "float64"), "dtype", cure)
     recipe = recipe_of(source.config)
     refuse_other_architectures(source.config, source.config["model_type"])
     weights = read_decoder(source, dtype, recipe, placement, compute)
     surplus = sorted(set(source.files) - weights.read_names)
-    got = f"{', '.join(surplus[:3])}, which the family does not have"
-    cure = "Take the options of the weights' own family, or a checkpoint without these tensors."
-    require(not surplus, "tensors", got=got, expected="the tensors of the family", cure=cure)
+    require(
+        not surplus,
+        "tensors",
+        got=f"{', '.join(surplus[:3])}, which the family does not have",
+        expected="the tensors of the family",
+        cure="Take the options of the weights' own family, or a checkpoint without these tensors.",
+    )
     # A network with learned positions has no more of them than it was trained on.
     trained = trained_length(source.config) if weights.parts["positions"] is None else None
     return CausalLM(**weights.parts, trained=trained, longest=recipe.longest)

@@ -73,13 +73,12 @@ def contrast(prompt: Ids, answer: Ids, foil: Ids, dtype: str = "float32") -> Con
     for name, ids in (("prompt", prompt), ("answer", answer), ("foil", foil)):
         require_indices(ids, name)
     same = np.array_equal(answer, foil)
-    cure = "Pass what the model might have said instead."
     require(
         not same,
         "foil",
         got="the answer's own ids",
         expected="another text than the answer",
-        cure=cure,
+        cure="Pass what the model might have said instead.",
     )
     made = Contrast(
         np.asarray(answer),
@@ -141,9 +140,13 @@ def contrast_loss(model: CausalLM, x: State, y: Contrast) -> Scalar:
 def _continuation_loss(model: CausalLM, x: State, y: Contrast, ids: Any, weights: Any) -> Scalar:
     r"""Compute :math:`-\sum_j w_j \log p(y_j)` of ids after a prompt, each given all before it."""
     require_indices(ids, "ids")
-    got = f"shape {weights.shape}"
-    expected = f"{ids.shape}, one for each id"
-    require(weights.shape == ids.shape, "weights", got=got, expected=expected, cure=MADE)
+    require(
+        weights.shape == ids.shape,
+        "weights",
+        got=f"shape {weights.shape}",
+        expected=f"{ids.shape}, one for each id",
+        cure=MADE,
+    )
     more = ids.shape[0] - 1
     weights = jnp.asarray(weights, x.dtype)
     length = jnp.asarray(y.length, int)

@@ -198,16 +198,22 @@ def _require_context(model: CausalLM, ids: Any, tokens: int) -> None:
     require_indices(ids, "ids")
     last = model.vocabulary - 1
     outside = [number for number in np.unique(np.asarray(ids)).tolist() if not 0 <= number <= last]
-    got = f"{outside[:3]}"
-    expected = f"numbers from 0 to {last}, the model's vocabulary"
-    cure = "Take the model's own tokenizer."
-    require(not outside, "ids", got=got, expected=expected, cure=cure)
+    require(
+        not outside,
+        "ids",
+        got=f"{outside[:3]}",
+        expected=f"numbers from 0 to {last}, the model's vocabulary",
+        cure="Take the model's own tokenizer.",
+    )
     stop = len(ids) + tokens
     most, why = model.limit or (stop, "")
-    got = f"a context and an answer of {stop} ids"
-    cure = "Cut it, or ask for fewer tokens."
-    expected = f"at most {most + 1}: a context has at most {most}, {why}"
-    require(stop <= most + 1, "tokens", got=got, expected=expected, cure=cure)
+    require(
+        stop <= most + 1,
+        "tokens",
+        got=f"a context and an answer of {stop} ids",
+        expected=f"at most {most + 1}: a context has at most {most}, {why}",
+        cure="Cut it, or ask for fewer tokens.",
+    )
 
 
 def _require_prefix(prefix: ReadPrefix, ids: Int[np.ndarray, " ids"], tokens: int) -> None:

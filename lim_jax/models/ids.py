@@ -239,9 +239,13 @@ def scores_of_ids(
 def require_window(window: Any, name: str) -> None:
     """Raise ValueError unless this is an array of at least two integers."""
     require_indices(window, name)
-    expected = "a context and the id after it"
-    cure = "Pass more ids: the last one of a window is only a target."
-    require(window.shape[0] > 1, name, got="one id", expected=expected, cure=cure)
+    require(
+        window.shape[0] > 1,
+        name,
+        got="one id",
+        expected="a context and the id after it",
+        cure="Pass more ids: the last one of a window is only a target.",
+    )
 
 
 def padded_length(length: int) -> int:
@@ -309,10 +313,12 @@ def _ask_by_context(ask: Ask, windows: Windows) -> Any:
     """Return each context's query weights or contrast; raise ValueError if their number differs."""
     ask_by_context: Any = [ask(len(window) - 1) for window in windows] if callable(ask) else ask
     listed = isinstance(ask_by_context, (list, tuple, *ARRAYS))
-    got = f"weights of {len(ask_by_context)} contexts" if listed else described(ask)
-    expected = f"those of {len(windows)}, or a function of a context's length"
     require(
-        listed and len(ask_by_context) == len(windows), "ask", got=got, expected=expected, cure=ASK
+        listed and len(ask_by_context) == len(windows),
+        "ask",
+        got=f"weights of {len(ask_by_context)} contexts" if listed else described(ask),
+        expected=f"those of {len(windows)}, or a function of a context's length",
+        cure=ASK,
     )
     return ask_by_context
 
@@ -446,9 +452,13 @@ def _loss_name(loss: Loss) -> str:
 def _require_windows(windows: Windows) -> None:
     """Raise ValueError unless windows are a non-empty list of arrays of two or more ids."""
     rows = isinstance(windows, Sequence) and not isinstance(windows, str) and len(windows) > 0
-    expected = "a list of arrays of ids, at least one"
-    cure = "Pass contexts(ids, mask=mask) for rows with padding, list(ids) for rows without any."
-    require(rows, "windows", got=described(windows), expected=expected, cure=cure)
+    require(
+        rows,
+        "windows",
+        got=described(windows),
+        expected="a list of arrays of ids, at least one",
+        cure="Pass contexts(ids, mask=mask) for rows with padding, list(ids) for rows without any.",
+    )
     for window in windows:
         require_window(window, "windows")
 
@@ -480,8 +490,13 @@ def _pad(
         return ids, _pad_contrast(ask, length, size, dtype), scale, labels
     expected = f"weights of shape {(length,)}, one for each place of the context"
     weights = as_numbers(ask, "ask", expected=expected, cure=ASK).astype(dtype)
-    got = f"weights of shape {weights.shape}"
-    require(weights.shape == (length,), "ask", got=got, expected=expected, cure=ASK)
+    require(
+        weights.shape == (length,),
+        "ask",
+        got=f"weights of shape {weights.shape}",
+        expected=expected,
+        cure=ASK,
+    )
     positions = np.flatnonzero(weights)
     queries = min(size, padded_queries(len(positions)))
     targets = (_fill(part, queries) for part in (row[1:][positions], weights[positions], positions))
@@ -515,10 +530,13 @@ def _pad_places(places: Any, length: int, size: int, padding: int) -> Any:
     """Pad a contrast's numbers of each place of the prompt, if it has any."""
     if places is None:
         return None
-    got = f"a contrast with a mask of shape {places.shape}"
-    expected = f"{(length,)}, one number for each id of the prompt"
-    cure = "Pass log_weights and parts of the prompt's own length."
-    require(places.shape == (length,), "ask", got=got, expected=expected, cure=cure)
+    require(
+        places.shape == (length,),
+        "ask",
+        got=f"a contrast with a mask of shape {places.shape}",
+        expected=f"{(length,)}, one number for each id of the prompt",
+        cure="Pass log_weights and parts of the prompt's own length.",
+    )
     return np.pad(np.asarray(places), (0, size - length), constant_values=padding)
 
 

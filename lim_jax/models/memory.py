@@ -64,9 +64,13 @@ def profile_memory(model: CausalLM, tokens: int) -> Memory:
     """
     tokens = as_int(tokens, "tokens")
     offloaded = isinstance(model, CausalLM) and model.flow.is_offloaded
-    expected = "a model whose weights are in their files"
-    cure = "Take it from models.open."
-    require(offloaded, "model", got=described(model), expected=expected, cure=cure)
+    require(
+        offloaded,
+        "model",
+        got=described(model),
+        expected="a model whose weights are in their files",
+        cure="Take it from models.open.",
+    )
     sizes = [_bytes(kind) for kind in model.flow.kinds]
     width = model.embedding.shape[1]
     layer = max(sizes)

@@ -51,9 +51,13 @@ def contexts(
     [[3, 4], [5, 6]]
     """
     has_table = mask is not None or segments is not None
-    got = "neither mask nor segments"
-    cure = "Pass list(ids) as windows where rows have no padding."
-    require(has_table, "mask", got=got, expected="mask or segments", cure=cure)
+    require(
+        has_table,
+        "mask",
+        got="neither mask nor segments",
+        expected="mask or segments",
+        cure="Pass list(ids) as windows where rows have no padding.",
+    )
     _require_table(ids, "ids", ids)
     for table, name in ((mask, "mask"), (segments, "segments")):
         if table is not None:
@@ -61,14 +65,22 @@ def contexts(
     marked = np.asarray(segments) != 0 if mask is None else np.asarray(mask)
     is_token = marked.astype(int)
     others = np.setdiff1d(is_token, (0, 1))
-    got = f"the numbers {others[:3].tolist()}"
-    cure = "Pass one for an id and zero for padding."
-    require(others.size == 0, "mask", got=got, expected="ones and zeros", cure=cure)
+    require(
+        others.size == 0,
+        "mask",
+        got=f"the numbers {others[:3].tolist()}",
+        expected="ones and zeros",
+        cure="Pass one for an id and zero for padding.",
+    )
     numbers = is_token if segments is None else np.where(is_token == 1, np.asarray(segments), 0)
     positive = bool((numbers[is_token == 1] > 0).all())
-    expected = "positive numbers except for padding"
-    cure = "Number contexts from one; zero is padding, where the mask is zero too."
-    require(positive, "segments", got="numbers below one", expected=expected, cure=cure)
+    require(
+        positive,
+        "segments",
+        got="numbers below one",
+        expected="positive numbers except for padding",
+        cure="Number contexts from one; zero is padding, where the mask is zero too.",
+    )
     pairs = zip(np.asarray(ids), numbers, strict=True)
     return [jax.device_put(context) for row, of in pairs for context in _contexts_of_row(row, of)]
 
@@ -79,9 +91,13 @@ def _contexts_of_row(row: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
     runs = [run for run in np.split(np.arange(row.size), starts) if numbers[run[0]] > 0]
     names = [int(numbers[run[0]]) for run in runs]
     in_one_piece = len(set(names)) == len(names) > 0
-    expected = "at least one context in each row, and each in one piece"
-    cure = "Leave rows of padding out, and put padding left or right of a context, not inside."
-    require(in_one_piece, "rows", got=f"contexts {names} in a row", expected=expected, cure=cure)
+    require(
+        in_one_piece,
+        "rows",
+        got=f"contexts {names} in a row",
+        expected="at least one context in each row, and each in one piece",
+        cure="Leave rows of padding out, and put padding left or right of a context, not inside.",
+    )
     return [row[run] for run in runs]
 
 
@@ -91,8 +107,11 @@ def _require_table(table: Any, name: str, ids: Any) -> None:
     integers = isinstance(table, ARRAYS) and any(
         jnp.issubdtype(table.dtype, kind) for kind in kinds
     )
-    fits = integers and table.ndim == 2 and table.size > 0 and table.shape == ids.shape
     shape = "a row for each example" if table is ids else f"of shape {ids.shape}, that of ids"
-    expected = f"whole numbers, {shape}"
-    cure = "Pass an array for all rows."
-    require(fits, name, got=described(table), expected=expected, cure=cure)
+    require(
+        integers and table.ndim == 2 and table.size > 0 and table.shape == ids.shape,
+        name,
+        got=described(table),
+        expected=f"whole numbers, {shape}",
+        cure="Pass an array for all rows.",
+    )

@@ -170,9 +170,13 @@ def standard_library_text(size: int = 400_000) -> Int[Array, " bytes"]:
         text += file.read_bytes()
         if len(text) >= size:
             break
-    got = f"{len(text)} bytes of source in {len(files)} files"
-    cure = "Ask for less, or pass your own text as an array of byte values."
-    require(len(text) >= size, "size", got=got, expected=f"at least {size}", cure=cure)
+    require(
+        len(text) >= size,
+        "size",
+        got=f"{len(text)} bytes of source in {len(files)} files",
+        expected=f"at least {size}",
+        cure="Ask for less, or pass your own text as an array of byte values.",
+    )
     return jnp.asarray(np.frombuffer(bytes(text[:size]), np.uint8).astype(np.int32))
 
 
@@ -212,8 +216,12 @@ def sample_windows(
     require_indices(text, "text")
     length = as_int(length, "length")
     count = as_int(count, "count")
-    expected = f"more than the context of {length}"
-    cure = "Take a longer text or a shorter context."
-    require(text.size > length, "text", got=f"{text.size} ids", expected=expected, cure=cure)
+    require(
+        text.size > length,
+        "text",
+        got=f"{text.size} ids",
+        expected=f"more than the context of {length}",
+        cure="Take a longer text or a shorter context.",
+    )
     starts = jax.random.randint(key, (count, 1), 0, text.size - length)
     return text[starts + jnp.arange(length + 1)[None, :]]

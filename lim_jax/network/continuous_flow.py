@@ -110,19 +110,25 @@ class ContinuousFlow(eqx.Module):
         require_horizon(self.horizon)
         require_callable(self.control, "control", "from depth to a field")
         if isinstance(self.control, LayerwiseControl | InterpolatedControl):
-            got = f"a control of horizon {self.control.horizon}"
-            expected = f"one of {self.horizon}, the flow's own"
-            cure = "Give both the same horizon."
-            holds = self.control.horizon == self.horizon
-            require(holds, "control", got=got, expected=expected, cure=cure)
+            require(
+                self.control.horizon == self.horizon,
+                "control",
+                got=f"a control of horizon {self.control.horizon}",
+                expected=f"one of {self.horizon}, the flow's own",
+                cure="Give both the same horizon.",
+            )
         require_callable(self.profile, "profile", "of depth")
         as_int(self.max_steps, "max_steps")
         require_optional(self.first_step, "first_step", "Pass None to let the controller choose.")
-        holds = not isinstance(self.adjoint, diffrax.ImplicitAdjoint)
-        got = "ImplicitAdjoint"
-        expected = "an adjoint of the solved trajectory"
-        cure = "Take RecursiveCheckpointAdjoint or DirectAdjoint: this one assumes a steady state."
-        require(holds, "adjoint", got=got, expected=expected, cure=cure)
+        require(
+            not isinstance(self.adjoint, diffrax.ImplicitAdjoint),
+            "adjoint",
+            got="ImplicitAdjoint",
+            expected="an adjoint of the solved trajectory",
+            cure=(
+                "Take RecursiveCheckpointAdjoint or DirectAdjoint: this one assumes a steady state."
+            ),
+        )
 
     def __call__(self, x: State, grid: Grid) -> State:
         """Flow from :math:`X_0` to :math:`X_T`."""
@@ -244,8 +250,12 @@ class ContinuousFlow(eqx.Module):
 
 def require_continuous(flow: Any) -> None:
     """Raise ValueError unless this is a `ContinuousFlow`."""
-    cure = "Take adjoint_trajectory, channels or interaction_norms for layers."
-    require_kind(flow, ContinuousFlow, "flow", cure)
+    require_kind(
+        flow,
+        ContinuousFlow,
+        "flow",
+        "Take adjoint_trajectory, channels or interaction_norms for layers.",
+    )
 
 
 class _Rate(eqx.Module):

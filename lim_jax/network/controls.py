@@ -100,14 +100,21 @@ def linear_control(fields: PyTree, horizon: float = 1.0) -> InterpolatedControl:
     leaves = jax.tree.leaves(fields)
     axes = {getattr(leaf, "shape", ())[:1] for leaf in leaves}
     floats = all(eqx.is_inexact_array(leaf) for leaf in leaves)
-    holds = floats and len(axes) == 1 and axes != {()}
-    got = f"leading axes {sorted(axes)}" if floats else described(fields)
-    expected = "arrays of floats that share one leading axis, of the fields to join"
-    cure = "Make several with jax.vmap."
-    require(holds, "fields", got=got, expected=expected, cure=cure)
+    require(
+        floats and len(axes) == 1 and axes != {()},
+        "fields",
+        got=f"leading axes {sorted(axes)}" if floats else described(fields),
+        expected="arrays of floats that share one leading axis, of the fields to join",
+        cure="Make several with jax.vmap.",
+    )
     count = leaves[0].shape[0]
-    cure = "Take LayerwiseControl for the same field at all times."
-    require(count > 1, "fields", got=f"{count}", expected="at least two to join", cure=cure)
+    require(
+        count > 1,
+        "fields",
+        got=f"{count}",
+        expected="at least two to join",
+        cure="Take LayerwiseControl for the same field at all times.",
+    )
     knots = jnp.linspace(0.0, horizon, count, dtype=leaves[0].dtype)
     return InterpolatedControl(diffrax.LinearInterpolation(knots, fields), horizon)
 
@@ -158,10 +165,13 @@ def control_distance(
     require_callable(control, "control", "from depth to a field")
     arrays = eqx.filter(layers, eqx.is_inexact_array)
     axes = {leaf.shape[:1] for leaf in jax.tree.leaves(arrays)}
-    got = f"leading axes {sorted(axes)}" if axes else described(layers)
-    expected = "arrays of floats that share a leading axis of layers"
-    cure = "Take the layers of a flow: flow.layers."
-    require(len(axes) == 1 and axes != {()}, "layers", got=got, expected=expected, cure=cure)
+    require(
+        len(axes) == 1 and axes != {()},
+        "layers",
+        got=f"leading axes {sorted(axes)}" if axes else described(layers),
+        expected="arrays of floats that share a leading axis of layers",
+        cure="Take the layers of a flow: flow.layers.",
+    )
     depth = jax.tree.leaves(arrays)[0].shape[0]
     nodes, weights = np.polynomial.legendre.leggauss(4)
     times = horizon / depth * (np.arange(depth)[:, None] + (nodes + 1) / 2)

@@ -22,13 +22,16 @@ Taps = Float[Weight, "heads size taps"]
 def packed_starts(grid: Grid) -> Starts | None:
     """Return where each row's context begins, None if at the first; raise off the token grid."""
     tokens = isinstance(grid, CellGrid) and grid.is_of_tokens
-    got = type(grid).__name__
-    expected = "token_grid: a recurrent layer goes from token to token"
-    cure = (
-        "Take token_grid: the step, decay and taps are those of one token, and no rates of a "
-        "continuum."
+    require(
+        tokens,
+        "grid",
+        got=type(grid).__name__,
+        expected="token_grid: a recurrent layer goes from token to token",
+        cure=(
+            "Take token_grid: the step, decay and taps are those of one token, and no rates of a "
+            "continuum."
+        ),
     )
-    require(tokens, "grid", got=got, expected=expected, cure=cure)
     assert isinstance(grid, CellGrid)
     starts = grid.starts
     if starts is None:

@@ -188,16 +188,24 @@ class MixtureOfExperts(eqx.Module):
         count = self.router.shape[-2]
         routing = self.routing
         as_int(routing.top, "routing.top", most=count, expected=f"from 1 to {count} experts")
-        got = f"{routing.topk_group} of {routing.groups} groups of {count} experts"
-        expected = "groups that share the experts evenly, and at least one that is open"
-        fits = count % routing.groups == 0 and 0 < routing.topk_group <= routing.groups
         cure = "Take a checkpoint's own numbers."
-        require(fits, "routing.groups", got=got, expected=expected, cure=cure)
+        require(
+            count % routing.groups == 0 and 0 < routing.topk_group <= routing.groups,
+            "routing.groups",
+            got=f"{routing.topk_group} of {routing.groups} groups of {count} experts",
+            expected="groups that share the experts evenly, and at least one that is open",
+            cure=cure,
+        )
         best = getattr(routing, "best", 1)
         group_size = count // routing.groups
         enough = routing.topk_group == routing.groups or best <= group_size
-        expected = f"groups of at least {best}, by whose scores each is judged"
-        require(enough, "routing.best", got=f"groups of {group_size}", expected=expected, cure=cure)
+        require(
+            enough,
+            "routing.best",
+            got=f"groups of {group_size}",
+            expected=f"groups of at least {best}, by whose scores each is judged",
+            cure=cure,
+        )
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Apply the chosen and the shared experts to every token of `x`."""

@@ -107,22 +107,34 @@ class ResidualFlow(eqx.Module):
 
     def __check_init__(self):
         """Raise ValueError unless the layers share an axis and the options are known."""
-        cure = "Take save_matmuls where memory suffices and one derivative is taken, else full."
-        require_name(self.remat, ("full", "save_matmuls"), "remat", cure)
+        require_name(
+            self.remat,
+            ("full", "save_matmuls"),
+            "remat",
+            "Take save_matmuls where memory suffices and one derivative is taken, else full.",
+        )
         if self.compute is not None:
-            cure = "Leave it out for what JAX's configuration says."
-            require_name(self.compute, PRECISIONS, "compute", cure)
+            require_name(
+                self.compute,
+                PRECISIONS,
+                "compute",
+                "Leave it out for what JAX's configuration says.",
+            )
         require_callable(self.profile, "profile", "of depth")
         require_callable(self.step, "step", "step(field, x, grid, increment)")
         require_horizon(self.horizon)
         if isinstance(self.layers, FetchedLayers | LayersByKind):
             return
         axes = {leaf.shape[:1] for leaf in jax.tree.leaves(eqx.filter(self.layers, eqx.is_array))}
-        got = f"leading axes {sorted(axes)}"
         expected = "arrays that share one leading layer axis"
-        cure = "Build the layers under vmap over keys, or stack them with jax.tree.map."
         shared = len(axes) == 1 and not axes & {(), (0,)}
-        require(shared, "layers", got=got, expected=f"{expected}, not empty", cure=cure)
+        require(
+            shared,
+            "layers",
+            got=f"leading axes {sorted(axes)}",
+            expected=f"{expected}, not empty",
+            cure="Build the layers under vmap over keys, or stack them with jax.tree.map.",
+        )
 
     @property
     def depth(self) -> int:
@@ -349,14 +361,22 @@ class ResidualFlow(eqx.Module):
 
 def require_flow(flow: Any) -> None:
     """Raise ValueError unless this is a `ResidualFlow`."""
-    cure = "Make one of the layers; for a continuous flow take continuous_adjoint."
-    require_kind(flow, ResidualFlow, "flow", cure)
+    require_kind(
+        flow,
+        ResidualFlow,
+        "flow",
+        "Make one of the layers; for a continuous flow take continuous_adjoint.",
+    )
 
 
 def require_horizon(horizon: float) -> None:
     """Raise ValueError unless this is a positive finite number known before tracing."""
-    cure = "Take the number of layers for eps = 1: the horizon is T in eps = T/M."
-    require_positive(horizon, "horizon", expected="a positive depth", cure=cure)
+    require_positive(
+        horizon,
+        "horizon",
+        expected="a positive depth",
+        cure="Take the number of layers for eps = 1: the horizon is T in eps = T/M.",
+    )
 
 
 def require_depth_profile(
@@ -376,15 +396,30 @@ def require_depth_profile(
         return error_if_got(tree, "profile", got=violations, expected=expected, cure=cure)
     numbers = np.asarray(values)
     fails = ~((numbers >= 0) & (numbers < np.inf))
-    got = f"{numbers[fails.argmax()]} at depth time {times[fails.argmax()]:.6g}"
-    require(not fails.any(), "profile", got=got, expected=expected, cure=cure)
+    require(
+        not fails.any(),
+        "profile",
+        got=f"{numbers[fails.argmax()]} at depth time {times[fails.argmax()]:.6g}",
+        expected=expected,
+        cure=cure,
+    )
     return tree
 
 
 def require_state(x: State, grid: Grid) -> None:
     """Raise ValueError unless states fit the grid and its precision."""
-    cure = "Embed integer tokens first. Flows take one example: vmap over a batch."
-    require_on_grid(x, grid, "x", "length width", cure)
+    require_on_grid(
+        x,
+        grid,
+        "x",
+        "length width",
+        "Embed integer tokens first. Flows take one example: vmap over a batch.",
+    )
     expected = grid.weights.dtype
-    cure = f"Make the grid with dtype={x.dtype}, or cast x."
-    require(x.dtype == expected, "x", got=x.dtype, expected=f"the grid's {expected}", cure=cure)
+    require(
+        x.dtype == expected,
+        "x",
+        got=x.dtype,
+        expected=f"the grid's {expected}",
+        cure=f"Make the grid with dtype={x.dtype}, or cast x.",
+    )

@@ -27,8 +27,13 @@ def rotary_frequencies(size: int, base: Number = 10_000.0) -> Frequencies:
     r"""Return the usual frequencies :math:`b^{-2m/r}`, :math:`0 \le m < r/2`, of r features."""
     size = as_int(size, "size", least=2)
     require_positive(base, "base", expected=POSITIVE, cure="Try 10_000.0.")
-    cure = "Pass an even number: features are rotated in pairs, all but one of an odd head."
-    require(size % 2 == 0, "size", got=f"{size}", expected="an even number", cure=cure)
+    require(
+        size % 2 == 0,
+        "size",
+        got=f"{size}",
+        expected="an even number",
+        cure="Pass an even number: features are rotated in pairs, all but one of an odd head.",
+    )
     return _as_tuple(float(base) ** (-np.arange(0, size, 2) / size))
 
 

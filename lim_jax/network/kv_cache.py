@@ -216,17 +216,25 @@ def _with_caches(field: Any, caches: Any) -> Iterator[tuple[Any, Any]]:
 
 def _require_tokens(grid: CellGrid) -> None:
     """Raise ValueError off the token grid, on which alone a row reads all of its own cell."""
-    cure = "Take token_grid of as many tokens as are to come."
-    got = in_a_line(grid)
-    require(grid.is_of_tokens, "grid", got=got, expected="the token grid", cure=cure)
+    require(
+        grid.is_of_tokens,
+        "grid",
+        got=in_a_line(grid),
+        expected="the token grid",
+        cure="Take token_grid of as many tokens as are to come.",
+    )
 
 
 def _require_one_context(grid: CellGrid) -> None:
     """Raise ValueError unless the grid is one context of equal weights."""
     plain = grid.starts is None and grid.log_weights is None
-    got = "one with starts or log weights"
-    cure = "Take token_grid of one context."
-    require(plain, "grid", got=got, expected="one context whose tokens weigh the same", cure=cure)
+    require(
+        plain,
+        "grid",
+        got="one with starts or log weights",
+        expected="one context whose tokens weigh the same",
+        cure="Take token_grid of one context.",
+    )
 
 
 def _put(cache: KVCache, new: KVCache, place: Place) -> KVCache:

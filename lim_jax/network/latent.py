@@ -35,11 +35,14 @@ class LatentAttention(CausalAttention):
     def __check_init__(self):
         """Raise ValueError unless the rotated features are those that all heads share."""
         shared = self.rope_key.shape[-2]
-        got = f"{self.mask.rotary_dim} features that are rotated"
-        expected = f"{shared}, those that all heads share"
-        cure = "Make frequencies for them."
         fits = self.mask.rotary_dim in (0, shared)  # a configuration may scale others
-        require(fits, "rotary", got=got, expected=expected, cure=cure)
+        require(
+            fits,
+            "rotary",
+            got=f"{self.mask.rotary_dim} features that are rotated",
+            expected=f"{shared}, those that all heads share",
+            cure="Make frequencies for them.",
+        )
         biases = self.query_bias, self.key_bias, self.value_bias
         norms = self.query_norm, self.key_norm, self.value_norm
         assert all(part is None for part in (*biases, *norms))

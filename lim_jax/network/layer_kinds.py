@@ -39,10 +39,13 @@ class LayersByKind(eqx.Module):
         agree = all(
             depth is None or depth == count for depth, count in zip(layers, counts, strict=True)
         )
-        got = f"{counts} of each kind"
-        cure = "Name the kind of every layer by its place in kinds."
-        holds = agree and sum(counts) == len(self.order) > 0
-        require(holds, "order", got=got, expected=f"{layers}, the layers that kinds has", cure=cure)
+        require(
+            agree and sum(counts) == len(self.order) > 0,
+            "order",
+            got=f"{counts} of each kind",
+            expected=f"{layers}, the layers that kinds has",
+            cure="Name the kind of every layer by its place in kinds.",
+        )
 
     @property
     def entries(self) -> tuple[Int[Array, " depth"], Int[Array, " depth"]]:

@@ -52,8 +52,9 @@ class AttentionMask(eqx.Module):
             if getattr(self, name) is not None:
                 as_int(getattr(self, name), name, cure=WHOLE)
         most_one = self.window is None or self.chunk is None
-        got = "a window and a chunk"
-        require(most_one, "mask", got=got, expected="at most one of them", cure=WHOLE)
+        require(
+            most_one, "mask", got="a window and a chunk", expected="at most one of them", cure=WHOLE
+        )
 
     @property
     def rotary_dim(self) -> int:
@@ -72,9 +73,13 @@ class AttentionMask(eqx.Module):
         name, size = ("chunk", self.chunk) if self.window is None else ("window", self.window)
         if size is None:
             return grid
-        got = f"{size} positions on {type(grid).__name__}"
-        cure = f"Take token_grid, or attention without a {name}."
-        require(isinstance(grid, CellGrid), name, got=got, expected="a grid of cells", cure=cure)
+        require(
+            isinstance(grid, CellGrid),
+            name,
+            got=f"{size} positions on {type(grid).__name__}",
+            expected="a grid of cells",
+            cure=f"Take token_grid, or attention without a {name}.",
+        )
         assert isinstance(grid, CellGrid)
         return grid.chunked(size) if self.window is None else grid.windowed(size)
 

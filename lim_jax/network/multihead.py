@@ -105,20 +105,29 @@ class CausalAttention(eqx.Module):
         require_optional(self.cap, "cap", "Pass None for scores without a cap.")
         heads, size, _ = self.query.shape[-3:]
         groups = self.key.shape[-3]
-        got = f"{heads} heads in {groups} groups"
-        expected = "a number that divides the heads"
-        cure = "Take a divisor of the heads: each group of keys and values serves as many heads."
-        require(heads % groups == 0, "groups", got=got, expected=expected, cure=cure)
-        got = f"{self.mask.rotary_dim} features that are rotated"
-        expected = f"at most {size}, the size of a head"
-        cure = "Make frequencies for some or all of a head's features."
-        require(self.mask.rotary_dim <= size, "rotary", got=got, expected=expected, cure=cure)
+        require(
+            heads % groups == 0,
+            "groups",
+            got=f"{heads} heads in {groups} groups",
+            expected="a number that divides the heads",
+            cure="Take a divisor of the heads: each group of keys and values serves as many heads.",
+        )
+        require(
+            self.mask.rotary_dim <= size,
+            "rotary",
+            got=f"{self.mask.rotary_dim} features that are rotated",
+            expected=f"at most {size}, the size of a head",
+            cure="Make frequencies for some or all of a head's features.",
+        )
         heads, width, features = self.output.shape[-3:]
         sizes = (heads, features, width) if self.gate is None else self.gate.shape[-3:]
-        expected = f"{heads, features, width}: heads, a head's features, the width"
-        cure = "Pass a gate of the output's sizes."
-        fits = sizes == (heads, features, width)
-        require(fits, "gate", got=f"sizes {sizes}", expected=expected, cure=cure)
+        require(
+            sizes == (heads, features, width),
+            "gate",
+            got=f"sizes {sizes}",
+            expected=f"{heads, features, width}: heads, a head's features, the width",
+            cure="Pass a gate of the output's sizes.",
+        )
 
     @classmethod
     @filter_jit
@@ -177,11 +186,13 @@ class CausalAttention(eqx.Module):
         heads = as_int(heads, "heads")
         num_kv_heads = heads if num_kv_heads is None else as_int(num_kv_heads, "num_kv_heads")
         require_key(key)
-        got = f"{heads} heads at width {width}"
-        expected = "a number that divides the width"
-        cure = "Pass head_dim= for any other."
-        fits = head_dim is not None or width % heads == 0
-        require(fits, "heads", got=got, expected=expected, cure=cure)
+        require(
+            head_dim is not None or width % heads == 0,
+            "heads",
+            got=f"{heads} heads at width {width}",
+            expected="a number that divides the width",
+            cure="Pass head_dim= for any other.",
+        )
         size = width // heads if head_dim is None else as_int(head_dim, "head_dim")
         keys = jax.random.split(key, 4)
         counts = (heads, num_kv_heads, num_kv_heads)
@@ -313,12 +324,15 @@ class CausalAttention(eqx.Module):
         ValueError
             With sinks, which take all attention at the left end.
         """
-        cure = (
-            "Take a token_grid, or attention without sinks: in the continuum a sink takes all "
-            "attention at the left end."
-        )
         require(
-            self.sinks is None, "sinks", got="sinks", expected="attention without sinks", cure=cure
+            self.sinks is None,
+            "sinks",
+            got="sinks",
+            expected="attention without sinks",
+            cure=(
+                "Take a token_grid, or attention without sinks: in the continuum a sink takes all "
+                "attention at the left end."
+            ),
         )
         _, features = self.sources(z[None], None)
         return self.project_output(by_head(features, self.output.shape[0]), self.gates(z[None]))[0]

@@ -187,11 +187,13 @@ class GroupedNorm(eqx.Module):
             self.norm_eps, "norm_eps", expected="a positive finite number", cure="Try 1e-5."
         )
         heads = self.scale.shape[-2]
-        got = f"{self.groups} for {heads} heads"
-        expected = "a number that divides the heads"
-        holds = heads % self.groups == 0
-        cure = "Take 1, or a group for each head."
-        require(holds, "groups", got=got, expected=expected, cure=cure)
+        require(
+            heads % self.groups == 0,
+            "groups",
+            got=f"{self.groups} for {heads} heads",
+            expected="a number that divides the heads",
+            cure="Take 1, or a group for each head.",
+        )
 
     def __call__(
         self, vectors: Float[Array, "heads rows features"]

@@ -34,11 +34,13 @@ def _known(frequencies: Any) -> Frequencies | FrequenciesByLength:
         return frequencies
     row = isinstance(frequencies, Sequence) or np.ndim(frequencies) == 1  # pyright: ignore
     numbers = tuple(frequencies) if row else ()  # pyright: ignore
-    holds = len(numbers) > 0 and all(is_real(n) and math.isfinite(n) for n in numbers)
-    got = described(frequencies) if not numbers else f"{numbers}"
-    expected = "finite numbers known before tracing, at least one"
-    cure = "Pass one angle a token for each pair of features."
-    require(holds, "frequencies", got=got, expected=expected, cure=cure)
+    require(
+        len(numbers) > 0 and all(is_real(n) and math.isfinite(n) for n in numbers),
+        "frequencies",
+        got=described(frequencies) if not numbers else f"{numbers}",
+        expected="finite numbers known before tracing, at least one",
+        cure="Pass one angle a token for each pair of features.",
+    )
     return tuple(map(float, numbers))
 
 
@@ -87,8 +89,12 @@ class Rotary(eqx.Module):
     def __check_init__(self):
         """Raise ValueError unless tokens and amplitude are positive."""
         require_optional(self.tokens, "tokens", "Pass the length of contexts in training.")
-        cure = "Pass 1.0 to leave lengths as they are."
-        require_positive(self.amplitude, "amplitude", expected=POSITIVE, cure=cure)
+        require_positive(
+            self.amplitude,
+            "amplitude",
+            expected=POSITIVE,
+            cure="Pass 1.0 to leave lengths as they are.",
+        )
 
     @property
     def rotary_dim(self) -> int:
@@ -108,11 +114,13 @@ class Rotary(eqx.Module):
     def rope(self, grid: Grid) -> Rope:
         """Return the cosines and sines of every position's angles, in JAX's default precision."""
         starts = getattr(grid, "starts", None)
-        holds = starts is None or self.same_rope(1, grid.size)
-        got = f"several contexts, or padding on the left, in {grid.size} positions"
-        expected = "one context: its length says how its tokens are rotated"
-        cure = "Measure each context by itself."
-        require(holds, "grid", got=got, expected=expected, cure=cure)
+        require(
+            starts is None or self.same_rope(1, grid.size),
+            "grid",
+            got=f"several contexts, or padding on the left, in {grid.size} positions",
+            expected="one context: its length says how its tokens are rotated",
+            cure="Measure each context by itself.",
+        )
         tokens = grid.size if self.tokens is None else self.tokens
         positions = grid._nodes() * tokens - (1 if self.from_zero else 0)
         angles = np.outer(positions, self._frequencies(tokens))

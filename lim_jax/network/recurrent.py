@@ -142,10 +142,15 @@ class RecurrentMixer(eqx.Module):
         """Raise ValueError unless groups divide the heads."""
         heads = self.value.shape[-3]
         groups = self.key.shape[-3]
-        got = f"{heads} heads in {groups} groups"
-        expected = "a number that divides the heads"
-        cure = "Take a divisor of the heads: each group of queries and keys serves as many heads."
-        require(heads % groups == 0, "groups", got=got, expected=expected, cure=cure)
+        require(
+            heads % groups == 0,
+            "groups",
+            got=f"{heads} heads in {groups} groups",
+            expected="a number that divides the heads",
+            cure=(
+                "Take a divisor of the heads: each group of queries and keys serves as many heads."
+            ),
+        )
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Compute the heads' outputs, with queries from `x` and states written by `context`."""

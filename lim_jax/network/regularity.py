@@ -234,9 +234,9 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
 
 def _require_exactly(value: object, kind: type, name: str, cure: str) -> None:
     """Raise ValueError unless the type is exactly this: a subclass may compute something else."""
-    got = described(value)
-    expected = f"a {kind.__name__}"
-    require(type(value) is kind, name, got=got, expected=expected, cure=cure)
+    require(
+        type(value) is kind, name, got=described(value), expected=f"a {kind.__name__}", cure=cure
+    )
 
 
 def _require_covered(attention: CausalAttention) -> None:
@@ -248,16 +248,20 @@ def _require_covered(attention: CausalAttention) -> None:
     _require_exactly(attention, CausalAttention, "attention", steps)
     attend = attention.attend
     mask = attention.mask
-    holds = attend is causal_attention or type(attend) is RingAttention
-    got = f"heads that attend by {_function_name(attend)}"
-    expected = "causal_attention or a RingAttention"
-    cure = "Take one of these: the proposition is proved for a softmax over the prefix."
-    require(holds, "attention", got=got, expected=expected, cure=cure)
-    holds = type(mask) is AttentionMask and mask.window is None and mask.chunk is None
-    got = f"{mask}"
-    expected = "rows that see their whole prefix"
-    cure = "Leave the mask out: Hardy's inequality holds for prefixes that begin at 0."
-    require(holds, "attention", got=got, expected=expected, cure=cure)
+    require(
+        attend is causal_attention or type(attend) is RingAttention,
+        "attention",
+        got=f"heads that attend by {_function_name(attend)}",
+        expected="causal_attention or a RingAttention",
+        cure="Take one of these: the proposition is proved for a softmax over the prefix.",
+    )
+    require(
+        type(mask) is AttentionMask and mask.window is None and mask.chunk is None,
+        "attention",
+        got=f"{mask}",
+        expected="rows that see their whole prefix",
+        cure="Leave the mask out: Hardy's inequality holds for prefixes that begin at 0.",
+    )
     assert isinstance(mask, AttentionMask)
     rotary = mask.positions
     plain = rotary is None or (type(rotary) is Rotary and rotary.amplitude == 1)
@@ -265,8 +269,13 @@ def _require_covered(attention: CausalAttention) -> None:
     got = "queries, keys, scores or outputs that are scaled, biased, capped, shared with a sink, "
     got = f"{got}normalised or gated"
     holds = all(getattr(attention, s) is None for s in shapes)
-    cure = "Leave them out: the proposition is proved for attention without them."
-    require(plain and holds, "attention", got=got, expected="attention without these", cure=cure)
+    require(
+        plain and holds,
+        "attention",
+        got=got,
+        expected="attention without these",
+        cure="Leave them out: the proposition is proved for attention without them.",
+    )
 
 
 @filter_jit
@@ -282,10 +291,13 @@ def feed_forward_regularity(network: Field) -> FeedForwardRegularity:
     )
     _require_exactly(network, FeedForward, "network", steps)
     assert isinstance(network, FeedForward)
-    got = "a norm of its output"
-    expected = "none"
-    cure = "Leave output_norm out: a norm may enlarge small outputs and their changes by far."
-    require(network.output_norm is None, "network", got=got, expected=expected, cure=cure)
+    require(
+        network.output_norm is None,
+        "network",
+        got="a norm of its output",
+        expected="none",
+        cure="Leave output_norm out: a norm may enlarge small outputs and their changes by far.",
+    )
     token, slope = norm_constants(network.norm)
     inner_norm, outer_norm = (
         _operator_norms(matrix[..., None, :, :])[0] for matrix in (network.inner, network.outer)
@@ -425,10 +437,13 @@ def trajectory_radius(
     """
     _require_exactly(fields, TransformerField, "fields", "Take the layers of a flow: flow.layers.")
     require_on_grid(x, grid, "x", "length width")
-    got = type(grid).__name__
-    expected = "a grid of cells, whose prefix weights are not negative"
-    cure = "Take token_grid, midpoint_grid or graded_grid."
-    require(isinstance(grid, CellGrid), "grid", got=got, expected=expected, cure=cure)
+    require(
+        isinstance(grid, CellGrid),
+        "grid",
+        got=type(grid).__name__,
+        expected="a grid of cells, whose prefix weights are not negative",
+        cure="Take token_grid, midpoint_grid or graded_grid.",
+    )
     require_floats(times, "times", "*times", cure="Pass an array of depth times.")
     times = as_nonnegative(times, "times", "Pass times from 0 on, where a flow begins.")
     profile_bound = as_finite_nonnegative(profile_bound, "profile_bound")
@@ -440,8 +455,12 @@ def trajectory_radius(
 def norm_constants(norm: Norm) -> tuple[Scalar, Scalar]:
     r"""Return layer normalisation's bound, and its slope :math:`\|\gamma\|_\infty/\sqrt\eta`."""
     # The slope is largest where the token's variance vanishes.
-    cure = "Pass a LayerNorm: without one the field is neither bounded nor Lipschitz on all states."
-    _require_exactly(norm, LayerNorm, "norm", cure)
+    _require_exactly(
+        norm,
+        LayerNorm,
+        "norm",
+        "Pass a LayerNorm: without one the field is neither bounded nor Lipschitz on all states.",
+    )
     assert isinstance(norm, LayerNorm)
     largest = jnp.max(jnp.abs(norm.scale))
     return norm.bound(), largest / math.sqrt(norm.norm_eps)
@@ -472,10 +491,13 @@ def _activation_slope(activation: Any) -> float:
         if options.keys() == {"approximate"} and type(options["approximate"]) is bool:
             return GELU_SLOPES[options["approximate"]]
     slopes = [slope for function, slope in SLOPES if activation is function]
-    got = _function_name(activation)
-    expected = "jnp.tanh, or jax.nn's relu, sigmoid, softplus, silu or gelu, themselves"
-    cure = "Take one of these: no bound is known for the slope of others."
-    require(len(slopes) == 1, "activation", got=got, expected=expected, cure=cure)
+    require(
+        len(slopes) == 1,
+        "activation",
+        got=_function_name(activation),
+        expected="jnp.tanh, or jax.nn's relu, sigmoid, softplus, silu or gelu, themselves",
+        cure="Take one of these: no bound is known for the slope of others.",
+    )
     return slopes[0]
 
 

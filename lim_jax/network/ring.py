@@ -59,15 +59,21 @@ class RingAttention(eqx.Module):
 
     def __check_init__(self):
         """Raise ValueError unless the axis is one of the mesh and of type Auto."""
-        got = repr(self.axis)
-        expected = f"one of {self.mesh.axis_names}"
-        cure = "Name the mesh's axis over which the context is spread."
-        require(self.axis in self.mesh.axis_names, "axis", got=got, expected=expected, cure=cure)
+        require(
+            self.axis in self.mesh.axis_names,
+            "axis",
+            got=repr(self.axis),
+            expected=f"one of {self.mesh.axis_names}",
+            cure="Name the mesh's axis over which the context is spread.",
+        )
         kind = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))[self.axis]
-        got = f"an axis {self.axis!r} of type {kind.name}"
-        expected = "AxisType.Auto"
-        cure = "Make the mesh with axis_types=(AxisType.Auto, ...)."
-        require(kind is AxisType.Auto, "mesh", got=got, expected=expected, cure=cure)
+        require(
+            kind is AxisType.Auto,
+            "mesh",
+            got=f"an axis {self.axis!r} of type {kind.name}",
+            expected="AxisType.Auto",
+            cure="Make the mesh with axis_types=(AxisType.Auto, ...).",
+        )
 
     def __call__(
         self,
@@ -79,20 +85,21 @@ class RingAttention(eqx.Module):
     ) -> Float[Array, "length features"]:
         """Compute one head's attention; scores may be capped, and a sink raises ValueError."""
         require_heads(query, key, grid, value)
-        cure = "Take causal_attention."
         require(
             shaping.sink is None,
             "sink",
             got="a sink",
             expected="attention without a sink",
-            cure=cure,
+            cure="Take causal_attention.",
         )
         devices = self.mesh.shape[self.axis]
-        holds = isinstance(grid, CellGrid) and grid.size % devices == 0
-        got = f"{type(grid).__name__} of {grid.size} positions over {devices} devices"
-        expected = "a CellGrid whose positions divide evenly over the devices"
-        cure = "Pad the context on the right, or take causal_attention."
-        require(holds, "grid", got=got, expected=expected, cure=cure)
+        require(
+            isinstance(grid, CellGrid) and grid.size % devices == 0,
+            "grid",
+            got=f"{type(grid).__name__} of {grid.size} positions over {devices} devices",
+            expected="a CellGrid whose positions divide evenly over the devices",
+            cure="Pad the context on the right, or take causal_attention.",
+        )
         cells = cast(CellGrid, grid)
         arrays = jax.tree.leaves(position_arrays(cells))
 

@@ -201,10 +201,13 @@ def rk4(field: Field, x: State, grid: Grid, increment: Scalar | float) -> State:
 
 def _require_sublayers(field: Any) -> None:
     """Raise ValueError unless a field has sublayers."""
-    got = f"{type(field).__name__} without sublayers"
-    expected = "a field such as TransformerField"
-    cure = "Give the field its sublayers, or take the step euler."
-    require(hasattr(field, "sublayers"), "field", got=got, expected=expected, cure=cure)
+    require(
+        hasattr(field, "sublayers"),
+        "field",
+        got=f"{type(field).__name__} without sublayers",
+        expected="a field such as TransformerField",
+        cure="Give the field its sublayers, or take the step euler.",
+    )
 
 
 def _require_step(field: Any, x: State, grid: Grid, increment: Scalar | float) -> None:

@@ -126,8 +126,13 @@ class ObservedTokens(eqx.Module):
         features = state if self.readout is None else self.readout(state, self.grid)
         # JAX clips a row that is not there to the last one.
         name = "state" if self.readout is None else "readout"
-        cure = "Make it one row of features for each position."
-        require_floats(features, name, "length *features", cure, length=self.grid.size)
+        require_floats(
+            features,
+            name,
+            "length *features",
+            "Make it one row of features for each position.",
+            length=self.grid.size,
+        )
         return features[self.positions].ravel()
 
 
@@ -213,11 +218,13 @@ def require_observations(observations: Any, x: Any) -> tuple[int, int]:
     require_floats(x, "x", "length width", cure="Pass one example: vmap over a batch.")
     observed: Any = jax.eval_shape(observations, x)
     is_array = hasattr(observed, "shape")
-    got = f"shape {observed.shape}" if is_array else type(observed).__name__
-    expected = "a row for each layer, (depth, observed)"
-    cure = "Pass a function that returns for example observed.reshape(1, -1) of one layer."
-    holds = is_array and len(observed.shape) == 2
-    require(holds, "observations", got=got, expected=expected, cure=cure)
+    require(
+        is_array and len(observed.shape) == 2,
+        "observations",
+        got=f"shape {observed.shape}" if is_array else type(observed).__name__,
+        expected="a row for each layer, (depth, observed)",
+        cure="Pass a function that returns for example observed.reshape(1, -1) of one layer.",
+    )
     return observed.shape
 
 
@@ -281,13 +288,21 @@ def layer_products(
         require_indices(positions, "positions")
     is_flow = isinstance(observations, ObservedTokens)
     if is_flow:
-        cure = "Leave it out: ObservedTokens observe all of their layers."
         depth = layers if depth is None else depth
-        expected = f"{layers}, the layers of the flow"
-        depth = as_int(depth, "depth", least=layers, most=layers, expected=expected, cure=cure)
+        depth = as_int(
+            depth,
+            "depth",
+            least=layers,
+            most=layers,
+            expected=f"{layers}, the layers of the flow",
+            cure="Leave it out: ObservedTokens observe all of their layers.",
+        )
     else:
-        cure = "Pass how many layers the observations run through, of which they may show fewer."
-        depth = as_int(depth, "depth", cure=cure)
+        depth = as_int(
+            depth,
+            "depth",
+            cure="Pass how many layers the observations run through, of which they may show fewer.",
+        )
     num_positions = x.shape[0] if positions is None else positions.shape[0]
     products = depth * (depth - 1) // 2 if is_flow else layers * depth
     return {"forward": num_positions * x.shape[1] * depth, "reverse": observed * products}
@@ -377,9 +392,13 @@ def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Ar
     if isinstance(step, ARRAYS) and jnp.issubdtype(step.dtype, jnp.integer):
         step = jnp.asarray(step, observed.dtype)
     require_floating(step, "step", cure=STEP_CURE)
-    got = f"shape {step.shape}"
-    expected = f"a number, or shape {layers}"
-    require(step.shape in ((), layers), "step", got=got, expected=expected, cure=STEP_CURE)
+    require(
+        step.shape in ((), layers),
+        "step",
+        got=f"shape {step.shape}",
+        expected=f"a number, or shape {layers}",
+        cure=STEP_CURE,
+    )
     weights = as_nonnegative(error_if_not_finite(step, "step"), "step", LEFT_OUT)
     return jnp.broadcast_to(weights.astype(observed.dtype), layers)
 

@@ -156,8 +156,14 @@ def layer_injected_traces(
     """
     depth, count = require_observations(observations, x)
     observed, pull = jax.vjp(observations, x)
-    cure = "Pass one entry for each number that is observed."
-    require_floats(injected, "injected", "draws depth observed", cure, depth=depth, observed=count)
+    require_floats(
+        injected,
+        "injected",
+        "draws depth observed",
+        "Pass one entry for each number that is observed.",
+        depth=depth,
+        observed=count,
+    )
     scale = jnp.sqrt(layer_steps(step, observed))[:, None]
 
     def draw(noise: Float[Array, "depth observed"]) -> Float[Array, " length"]:

@@ -153,8 +153,13 @@ def cone_masses(masses: Mapping[str, Estimate], regions: Regions, title: str = "
     """
     require_regions(regions)
     require_kind(masses, Mapping, "masses", "Pass them by name.")
-    cure = "Pass at least one by name."
-    require(len(masses) > 0, "masses", got="none", expected="one or more", cure=cure)
+    require(
+        len(masses) > 0,
+        "masses",
+        got="none",
+        expected="one or more",
+        cure="Pass at least one by name.",
+    )
     for mass in masses.values():
         require_kind(mass, Estimate, "masses", "Take them from average_cone_mass.")
         require_on_grid(mass.value, regions.grid, "masses", "length")

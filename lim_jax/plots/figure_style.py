@@ -47,9 +47,13 @@ def require_drawable(values: Any, name: str) -> None:
     """Raise ValueError for NaN and infinity, which figures leave out without a word."""
     numbers = np.asarray(values)
     finite = np.issubdtype(numbers.dtype, np.number) and bool(np.isfinite(numbers).all())
-    cure = "Find where they come from: a figure would leave them out."
-    got = "NaN or infinite values" if numbers.dtype.kind in "fc" else described(values)
-    require(finite, name, got=got, expected="finite numbers", cure=cure)
+    require(
+        finite,
+        name,
+        got="NaN or infinite values" if numbers.dtype.kind in "fc" else described(values),
+        expected="finite numbers",
+        cure="Find where they come from: a figure would leave them out.",
+    )
 
 
 def line_style(index: int) -> dict[str, Any]:

@@ -53,8 +53,12 @@ def influence_profile(result: Influence, title: str = "") -> Figure:
     >>> figure.axes[0].get_title().splitlines()[0]
     'gates, linear loss (48 positions, n = 1)'
     """
-    cure = "Measure it with lim.influence, or make it of energies: Influence.from_energies."
-    require_kind(result, Influence, "result", cure)
+    require_kind(
+        result,
+        Influence,
+        "result",
+        "Measure it with lim.influence, or make it of energies: Influence.from_energies.",
+    )
     figure, axes = figure_style.new_figure(DENSITY)
     draw_densities(axes, {"density": result})
     weights = np.asarray(result.regions.kept_weights)
@@ -147,9 +151,13 @@ def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
     ['gate 0.0', 'gate 1.0']
     """
     by_name = isinstance(results, Mapping) and len(results) > 0
-    got = "none" if isinstance(results, Mapping) else described(results)
-    cure = 'Pass for example {"trained": lim.influence(...)}.'
-    require(by_name, "results", got=got, expected="influences by name, at least one", cure=cure)
+    require(
+        by_name,
+        "results",
+        got="none" if isinstance(results, Mapping) else described(results),
+        expected="influences by name, at least one",
+        cure='Pass for example {"trained": lim.influence(...)}.',
+    )
     for name, result in results.items():
         require_kind(result, Influence, f"results[{name!r}]", "Take what lim.influence returns.")
     has_weight = {

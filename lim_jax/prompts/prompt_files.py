@@ -467,10 +467,14 @@ def _documents(entries: Any, where: str) -> tuple[Document, ...]:
     require(bool(listed), where, got=f"documents = {_shown(entries)}", expected=expected, cure=cure)
     for number, entry in enumerate(listed, 1):
         texts = isinstance(entry, dict) and all(isinstance(text, str) for text in entry.values())
-        fits = texts and {"text"} <= set(entry) <= {"title", "text"} and bool(entry["text"].strip())
         place = f"{where}, document {number}"
-        got = _shown(entry)
-        require(fits, place, got=got, expected=expected, cure=cure)
+        require(
+            texts and {"text"} <= set(entry) <= {"title", "text"} and bool(entry["text"].strip()),
+            place,
+            got=_shown(entry),
+            expected=expected,
+            cure=cure,
+        )
     return named_documents([Document(entry.get("title", ""), entry["text"]) for entry in listed])
 
 

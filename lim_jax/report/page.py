@@ -176,8 +176,9 @@ def _require_fitting(
 ) -> None:
     """Raise ValueError unless accounts are of one network and depth, with a text for each id."""
     require_kind(influence, Influence, "influence", "Measure it with lim.influence.")
-    cure = "Make them by explanations.account_of_context."
-    require_several(accounts, TokenBreakdown, "accounts", cure)
+    require_several(
+        accounts, TokenBreakdown, "accounts", "Make them by explanations.account_of_context."
+    )
     shapes = {(account.heads.shape, account.by_depth.shape[0]) for account in accounts}
     require(
         len(shapes) == 1,
@@ -188,10 +189,13 @@ def _require_fitting(
     )
     lengths = [*map(len, texts)]
     needed = [len(account.energy) + 1 for account in accounts]
-    got = f"windows of {lengths} ids"
-    expected = f"of {needed}"
-    cure = "Give the text of every id of a window: the context's, and the one after it."
-    require(lengths == needed, "texts", got=got, expected=expected, cure=cure)
+    require(
+        lengths == needed,
+        "texts",
+        got=f"windows of {lengths} ids",
+        expected=f"of {needed}",
+        cure="Give the text of every id of a window: the context's, and the one after it.",
+    )
 
 
 def _facts(

@@ -210,10 +210,13 @@ def _from_json(value: Any, arrays: Arrays) -> Any:
 def _on_device(array: np.ndarray) -> jax.Array:
     """Put an array on JAX's default device; raise ValueError if JAX would make it less precise."""
     fits = jax.dtypes.canonicalize_dtype(array.dtype)
-    expected = "a precision that JAX is set to"
-    cure = "Load it inside of `with jax.enable_x64(True):`, or run with JAX_ENABLE_X64=1."
-    got = f"numbers of {array.dtype}"
-    require(fits == array.dtype, "path", got=got, expected=expected, cure=cure)
+    require(
+        fits == array.dtype,
+        "path",
+        got=f"numbers of {array.dtype}",
+        expected="a precision that JAX is set to",
+        cure="Load it inside of `with jax.enable_x64(True):`, or run with JAX_ENABLE_X64=1.",
+    )
     return jax.device_put(array)
 
 

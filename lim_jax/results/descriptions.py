@@ -40,11 +40,14 @@ def describe(result: Any, axes: str = "") -> Description:
     several = kind_of(result) in SEQUENCES and len(result) > 0
     kind = kind_of(result[0] if several else result)
     accepted = not axes and (kind in SEVERAL or kind in ONE and not several)
-    got = f"{described(result)} with axes {axes!r}" if axes else described(result)
     one_or_several = f"one or a list of {', '.join(SEVERAL)}"
-    expected = f"one of {', '.join(ONE)}; {one_or_several}; or an array with its axes"
-    cure = "Name the axes of an array, and of nothing else: axes='depth position'."
-    require(accepted, "result", got=got, expected=expected, cure=cure)
+    require(
+        accepted,
+        "result",
+        got=f"{described(result)} with axes {axes!r}" if axes else described(result),
+        expected=f"one of {', '.join(ONE)}; {one_or_several}; or an array with its axes",
+        cure="Name the axes of an array, and of nothing else: axes='depth position'.",
+    )
     if kind in ONE:
         return ONE[kind](result)
     return SEVERAL[kind](result if several else [result])

@@ -157,10 +157,13 @@ def _label_array(
     """Return an array with its axes and its unit; raise ValueError unless all axes are named."""
     array = to_numpy(values)
     names = axes.split()
-    got = f"{array.ndim} axes"
-    expected = f"{len(names)}: {', '.join(names)}"
-    cure = "Name all of an array's axes; of a result that vmap made, take one example's."
-    require(array.ndim == len(names), name, got=got, expected=expected, cure=cure)
+    require(
+        array.ndim == len(names),
+        name,
+        got=f"{array.ndim} axes",
+        expected=f"{len(names)}: {', '.join(names)}",
+        cure="Name all of an array's axes; of a result that vmap made, take one example's.",
+    )
     return names, array, {"units": units} if units else {}
 
 

@@ -225,14 +225,20 @@ def _require_same(out: Path, record: dict[str, Any]) -> None:
         return
     expected = "a new or empty folder, or the same run to go on with"
     cure = "Choose another by `out`, or write over it with `overwrite`."
-    got = f"{out}, which holds files"
-    require(out / RECORD in files, "out", got=got, expected=expected, cure=cure)
+    require(
+        out / RECORD in files, "out", got=f"{out}, which holds files", expected=expected, cure=cure
+    )
     earlier = _kept_record(out)
     for end in (UNFINISHED, FINISHED):
         earlier.pop(end, None)
     differing = _told_to_a_reader(_differing(earlier, record))
-    got = f"{out}, which holds another run ({'; '.join(differing)})"
-    require(not differing, "out", got=got, expected=expected, cure=cure)
+    require(
+        not differing,
+        "out",
+        got=f"{out}, which holds another run ({'; '.join(differing)})",
+        expected=expected,
+        cure=cure,
+    )
 
 
 def _told_to_a_reader(differing: Sequence[str]) -> list[str]:

@@ -211,12 +211,16 @@ def _fit_effects(shares: np.ndarray, documents: np.ndarray) -> _Fit:
     deviations = (shares - means[:, None]).ravel()
     normal = columns.T @ columns
     separable = int(np.linalg.matrix_rank(normal, hermitian=True)) == 2 * (places - 1)
-    got = "orders that do not tell places from documents"
-    cure = "Take those of prompts.cyclic_orders, two at least."
-    expected = (
-        "orders in which each document changes places with all others, at once or through others"
+    require(
+        separable,
+        "documents",
+        got="orders that do not tell places from documents",
+        expected=(
+            "orders in which each document changes places with all others, at once or through "
+            "others"
+        ),
+        cure="Take those of prompts.cyclic_orders, two at least.",
     )
-    require(separable, "documents", got=got, expected=expected, cure=cure)
     inverse = np.linalg.pinv(normal, hermitian=True)
     effects = inverse @ (columns.T @ deviations)
     freedom = (orders - 2) * (places - 1)
@@ -281,6 +285,10 @@ def _require_orders(shares: np.ndarray, documents: np.ndarray) -> None:
         numbers_documents and places > 1 and bool((np.sort(documents) == np.arange(places)).all())
     )
     all_numbers = "in each order all numbers of documents from 0, two at least"
-    expected = f"of shape {shares.shape}, {all_numbers}"
-    cure = "Take the orders of prompts.cyclic_orders."
-    require(numbers_documents, "documents", got=described(documents), expected=expected, cure=cure)
+    require(
+        numbers_documents,
+        "documents",
+        got=described(documents),
+        expected=f"of shape {shares.shape}, {all_numbers}",
+        cure="Take the orders of prompts.cyclic_orders.",
+    )

@@ -57,14 +57,12 @@ def decodes_greedily(
     length, vocabulary = logits.shape
     require_floats(weights, "weights", "length", length=length)
     require_indices(targets, "targets")
-    expected = f"{length}, one for each row of logits"
-    cure = "Take window[1:] as the targets of a window."
     require(
         targets.size == length,
         "targets",
         got=f"{targets.size} of them",
-        expected=expected,
-        cure=cure,
+        expected=f"{length}, one for each row of logits",
+        cure="Take window[1:] as the targets of a window.",
     )
     asks = error_if_not_finite(weights, "weights") != 0
     message = (

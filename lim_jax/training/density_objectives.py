@@ -100,8 +100,12 @@ class Penalty(eqx.Module):
 
     def __check_init__(self):
         """Raise ValueError unless `estimate` is an `Estimator` and `discrepancy` can be called."""
-        cure = "Take balanced_density, or make one: Estimator(statistic, density)."
-        require_kind(self.estimate, Estimator, "estimate", cure)
+        require_kind(
+            self.estimate,
+            Estimator,
+            "estimate",
+            "Take balanced_density, or make one: Estimator(statistic, density).",
+        )
         require_callable(self.discrepancy, "discrepancy", "discrepancy(density, target, weights)")
 
     def _checked(self, grid: Grid) -> "Penalty":
@@ -109,16 +113,26 @@ class Penalty(eqx.Module):
         require_grid(grid)
         axis_sizes = {"length": grid.size}
         if self.pools is not None:
-            cure = "Pass one row of integral weights for each pool, as Regions.weights has them."
-            require_floats(self.pools, "pools", "pools length", cure, **axis_sizes)
+            require_floats(
+                self.pools,
+                "pools",
+                "pools length",
+                "Pass one row of integral weights for each pool, as Regions.weights has them.",
+                **axis_sizes,
+            )
             axis_sizes = {"pools": len(self.pools)}
         if getattr(self.target, "shape", ()) == ():
             require_scalar(self.target, "target")
         else:
             (axis,) = axis_sizes
             axes = f"examples {axis}" if jnp.ndim(self.target) == 2 else axis
-            cure = "Pass one number for each position or pool, or a row of them for each example."
-            require_floats(self.target, "target", axes, cure, **axis_sizes)
+            require_floats(
+                self.target,
+                "target",
+                axes,
+                "Pass one number for each position or pool, or a row of them for each example.",
+                **axis_sizes,
+            )
         epsilon = as_finite_nonnegative(self.epsilon, "epsilon")
         return error_if_not_finite(replace(self, epsilon=epsilon), "target, pools")
 
@@ -142,10 +156,13 @@ class Penalty(eqx.Module):
     ) -> tuple[Scalar, Statistic]:
         """Return the examples' mean discrepancy, each from its own target, and their statistics."""
         targets: Any = self.target
-        got = f"densities of {len(targets)} examples"
-        expected = f"of {len(energies)}, the batch's"
-        cure = "Pass one row for each example."
-        require(len(targets) == len(energies), "target", got=got, expected=expected, cure=cure)
+        require(
+            len(targets) == len(energies),
+            "target",
+            got=f"densities of {len(targets)} examples",
+            expected=f"of {len(energies)}, the batch's",
+            cure="Pass one row for each example.",
+        )
 
         def example_discrepancy(energy: Places, target: Places) -> tuple[Scalar, Statistic]:
             """Compute the discrepancy of one example from its own target."""

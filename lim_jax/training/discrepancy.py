@@ -154,8 +154,9 @@ def cross_entropy_discrepancy(
     weights = _checked_weights(density, target, weights)
     target = as_nonnegative(jnp.asarray(target, density.dtype), "target", "Pass a density.")
     if not isinstance(density, Tracer):
-        cure = "Pass a density of energies: squares of adjoints over their total."
-        density = as_nonnegative(density, "density", cure)
+        density = as_nonnegative(
+            density, "density", "Pass a density of energies: squares of adjoints over their total."
+        )
     return -weights @ (target * jnp.log(density + FLOOR))
 
 

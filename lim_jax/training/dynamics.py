@@ -76,8 +76,13 @@ def risk(loss: Loss, params: PyTree, batch: Batch) -> Scalar:
     2.0
     """
     loss, (x, y) = embedded(loss, params, batch)
-    cure = "Leave empty batches out."
-    require(x.shape[0] > 0, "batch", got="no example", expected="at least one", cure=cure)
+    require(
+        x.shape[0] > 0,
+        "batch",
+        got="no example",
+        expected="at least one",
+        cure="Leave empty batches out.",
+    )
     return jax.vmap(scalar_loss(loss), in_axes=(None, 0, 0))(params, x, y).mean()
 
 

@@ -37,10 +37,16 @@ def as_memory(memory: Any, previous: Any) -> Any:
     """Return the memory; raise outside [0, 1), and if it is not 0 without `previous`."""
     memory = as_finite_nonnegative(memory, "memory", below=1.0)
     if previous is None:
-        got = f"{described(memory)} without previous"
-        cure = "Pass what the step before returned as previous; at the first step leave memory out."
-        holds = isinstance(memory, Real) and memory == 0
-        require(holds, "memory", got=got, expected="0", cure=cure)
+        require(
+            isinstance(memory, Real) and memory == 0,
+            "memory",
+            got=f"{described(memory)} without previous",
+            expected="0",
+            cure=(
+                "Pass what the step before returned as previous; at the first step leave memory "
+                "out."
+            ),
+        )
     return memory
 
 
@@ -108,8 +114,13 @@ class Estimator:
             The density at each place, of shape ``(places,)``.
         """
         require_floats(energies, "energies", "examples places", "Pass one row for each example.")
-        cure = "Pass one for each column of the energies: grid.weights, or the pools' shares."
-        require_floats(weights, "weights", "places", cure, places=energies.shape[1])
+        require_floats(
+            weights,
+            "weights",
+            "places",
+            "Pass one for each column of the energies: grid.weights, or the pools' shares.",
+            places=energies.shape[1],
+        )
         require_scalar(epsilon, "epsilon")
         epsilon = as_nonnegative(epsilon, "epsilon")
         weights = as_nonnegative(weights, "weights", MEASURE)
@@ -124,11 +135,13 @@ class Estimator:
 
     def averaged(self, statistic: Statistic, previous: Statistic, memory: Scalar) -> Statistic:
         """Return the moving average of the previous average and a batch's statistic."""
-        expected = f"{statistic.shape}, that of the estimator's statistic"
-        cure = "Pass what the step before returned; at the first, with memory 0, zeros."
-        fits = previous.shape in ((), statistic.shape)
-        got = f"shape {previous.shape}"
-        require(fits, "previous", got=got, expected=expected, cure=cure)
+        require(
+            previous.shape in ((), statistic.shape),
+            "previous",
+            got=f"shape {previous.shape}",
+            expected=f"{statistic.shape}, that of the estimator's statistic",
+            cure="Pass what the step before returned; at the first, with memory 0, zeros.",
+        )
         return moving_average(previous, statistic, memory)
 
 

@@ -244,8 +244,9 @@ def observability_objective(
     size = grid.size if positions is None else positions.shape[0]
     for values, name in ((weights, "weights"), (previous, "previous")):
         if values is not None:
-            cure = "Pass one number for each position."
-            require_floats(values, name, "positions", cure, positions=size)
+            require_floats(
+                values, name, "positions", "Pass one number for each position.", positions=size
+            )
     x, _ = batch
 
     def traces_of(example: Float[Array, "length width"]) -> Float[Array, " positions"]:
@@ -368,8 +369,13 @@ def injected_objective(
         cure = "Draw one entry for each number that is observed."
         require_floats(values, "observations", "depth observed")
         shape = f"entries of shape {noise.shape}"
-        fits = noise.shape == values.shape
-        require(fits, "injected", got=shape, expected=f"{values.shape}, as observed", cure=cure)
+        require(
+            noise.shape == values.shape,
+            "injected",
+            got=shape,
+            expected=f"{values.shape}, as observed",
+            cure=cure,
+        )
         return jnp.vdot(noise, values)
 
     draws = injected.shape[1]

@@ -364,9 +364,14 @@ def sensitivity_norm(
     >>> round(float(norm.values[-1]), 5), (10 * jnp.abs(norm.direction)).round(4).tolist()
     (5.0, [6.0, 8.0])
     """
-    cure = "Leave it out for 4, that of eq:adjoint-l4-sensitivity-assumption."
     accepted = is_real(exponent) and exponent in (2, 4)
-    require(accepted, "exponent", got=described(exponent), expected="2 or 4", cure=cure)
+    require(
+        accepted,
+        "exponent",
+        got=described(exponent),
+        expected="2 or 4",
+        cure="Leave it out for 4, that of eq:adjoint-l4-sensitivity-assumption.",
+    )
     require_key(key)
     steps = as_int(steps, "steps")
     arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
@@ -419,9 +424,13 @@ def as_direction(direction: Any, arrays: PyTree) -> PyTree:
         isinstance(leaf, ARRAYS) and leaf.shape == array.shape and leaf.dtype == array.dtype
         for leaf, array in pairs
     )
-    expected = "arrays with the shapes and dtypes of those of the parameters"
-    cure = "Pass a tree with an array for each of them, such as the risk's gradient."
-    require(fits, "direction", got=described(direction), expected=expected, cure=cure)
+    require(
+        fits,
+        "direction",
+        got=described(direction),
+        expected="arrays with the shapes and dtypes of those of the parameters",
+        cure="Pass a tree with an array for each of them, such as the risk's gradient.",
+    )
     return error_if_not_finite(direction, "direction")
 
 

@@ -142,8 +142,12 @@ def recipe_of(config: Configuration) -> Recipe:
     refuse_unsupported(config)
     if family not in FAMILIES:
         _require_attention(family, _other_kind(config))
-    expected = f"one of the {len(FAMILIES)} families in checkpoints.families.family_table.FAMILIES"
-    require_config(family in FAMILIES, f"model_type = {family!r}", expected, WRITE)
+    require_config(
+        family in FAMILIES,
+        f"model_type = {family!r}",
+        f"one of the {len(FAMILIES)} families in checkpoints.families.family_table.FAMILIES",
+        WRITE,
+    )
     return FAMILIES[str(family)](config)
 
 
@@ -155,16 +159,23 @@ def refuse_unsupported(config: Options) -> None:
         for kind, families in OTHER_LAYERS.items():
             _require_attention(family, kind if family in families else None)
         for what, families in OTHER_FLOWS.items():
-            got = f"model_type = {family!r} with {what}"
-            expected = "layers of one shape, which read the state before them and no other"
-            require_config(family not in families, got, expected, WRITE)
+            require_config(
+                family not in families,
+                f"model_type = {family!r} with {what}",
+                "layers of one shape, which read the state before them and no other",
+                WRITE,
+            )
 
 
 def _require_attention(family: Any, kind: str | None) -> None:
     """Raise ValueError if `kind` names layers that are not supported."""
-    got = f"model_type = {family!r} with {kind} layers"
     layer_types = "attention, delta rules, Mamba-2, lightning attention or short convolutions"
-    require_config(kind is None, got, f"a known family, with {layer_types}", WRITE)
+    require_config(
+        kind is None,
+        f"model_type = {family!r} with {kind} layers",
+        f"a known family, with {layer_types}",
+        WRITE,
+    )
 
 
 def _other_kind(config: Options) -> str | None:

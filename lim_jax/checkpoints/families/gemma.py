@@ -146,8 +146,11 @@ def _sizes_of_full_layers(
         full = {f"{k}" for k, kind in enumerate(kinds) if kind == FULL}
         holds = by_layer == dict.fromkeys(full, sizes_of_full)
         holds = holds and set(sizes_of_full) <= {"head_dim", "num_key_value_heads"}
-        got = f"per_layer_config = {by_layer}"
-        require_config(holds, got, "the same head_dim and num_key_value_heads of all full layers")
+        require_config(
+            holds,
+            f"per_layer_config = {by_layer}",
+            "the same head_dim and num_key_value_heads of all full layers",
+        )
     stated = Configuration(sizes_of_full)
     return sizes._replace(
         head_dim=stated.get_int("head_dim", sizes.head_dim),
@@ -164,12 +167,19 @@ def _refuse_layers_of_more_states(config: Configuration) -> None:
     )
     shared = config.get("num_kv_shared_layers") or 0
     inputs = "hidden_size_per_layer_input"
-    got = f"num_kv_shared_layers = {described(shared)}"
-    require_config(shared == 0, got, "no layers that read keys and values of earlier ones", cure)
+    require_config(
+        shared == 0,
+        f"num_kv_shared_layers = {described(shared)}",
+        "no layers that read keys and values of earlier ones",
+        cure,
+    )
     layer_inputs = config.get(inputs, 256)
-    got = f"{inputs} = {described(layer_inputs)}"
-    expected = "no embedding of a token for each layer"
-    require_config(layer_inputs in (None, 0), got, expected, cure)
+    require_config(
+        layer_inputs in (None, 0),
+        f"{inputs} = {described(layer_inputs)}",
+        "no embedding of a token for each layer",
+        cure,
+    )
     if config.get("use_bidirectional_attention") != "vision":  # which is not of text
         config.refuse(use_bidirectional_attention=None)
 

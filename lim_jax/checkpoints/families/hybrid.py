@@ -76,10 +76,12 @@ OF_NEMOTRON_MAMBA = recurrent_sublayers.MambaNames(
 def mix_kinds(recipes: Mapping[str, Recipe], kinds: Sequence[str], depth: int) -> Recipe:
     """Return a recipe whose layers are of several kinds, each by the recipe of its kind."""
     named = [OLDER_KINDS.get(kind, kind) for kind in kinds]
-    got = f"{len(named)} layers of {sorted(set(named))}"
-    holds = len(named) == depth and set(named) <= set(recipes)
-    cure = "Other kinds are not known."
-    require_config(holds, got, f"{depth} of {' or '.join(recipes)}", cure)
+    require_config(
+        len(named) == depth and set(named) <= set(recipes),
+        f"{len(named)} layers of {sorted(set(named))}",
+        f"{depth} of {' or '.join(recipes)}",
+        "Other kinds are not known.",
+    )
     layers = tuple(recipes[kind] for kind in named)
     return layers[0]._replace(layers=layers)
 
@@ -208,8 +210,7 @@ def nemotron_h(config: Configuration) -> Recipe:
     pattern = config.get("hybrid_override_pattern")
     if not kinds:
         is_supported = isinstance(pattern, str) and set(pattern) <= set(PATTERN)
-        expected = "of M, E, *, -"
-        config.require("hybrid_override_pattern", pattern, is_supported, expected)
+        config.require("hybrid_override_pattern", pattern, is_supported, "of M, E, *, -")
         kinds = [PATTERN[letter] for letter in str(pattern)]
     config.refuse(
         num_hidden_layers=len(kinds),
@@ -248,10 +249,9 @@ def nemotron_h(config: Configuration) -> Recipe:
     )
     # As in transformers, which reads no other limits, the least step is that of initialisation.
     lowest, highest = recurrent_sublayers.read_rate_limits(config)
-    got = f"time_step_limit from {lowest} to {highest}"
     # Some files write 1e308 for infinity.
     unlimited = lowest == 0 and highest > 1e300
-    require_config(unlimited, got, "from 0 to infinity")
+    require_config(unlimited, f"time_step_limit from {lowest} to {highest}", "from 0 to infinity")
     limits = config.get_positive("time_step_min", 0.001), math.inf
     activation = ACTIVATIONS[config.get_choice("mamba_hidden_act", ACTIVATIONS, "silu")]
     mixer = recurrent_sublayers.mamba2(mamba, "mixer", limits, activation)
@@ -404,8 +404,9 @@ def _factors(config: Configuration, name: str, count: int) -> list[float]:
     stated = config.get(name)
     if stated is None:
         return count * [1.0]
-    holds = isinstance(stated, list) and len(stated) == count
-    config.require(name, stated, holds, f"{count} positive numbers")
+    config.require(
+        name, stated, isinstance(stated, list) and len(stated) == count, f"{count} positive numbers"
+    )
     return [Configuration({name: number}).get_positive(name) for number in stated]
 
 

@@ -192,9 +192,11 @@ def gpt_neo(config: Configuration) -> Recipe:
     kinds = config.get_texts("attention_layers")
     if not kinds and all(_is_pattern(each) for each in types):
         kinds = [kind for pattern, times in types for kind in times * pattern]
-    fits = len(kinds) == sizes.depth and all(kind in ("global", "local") for kind in kinds)
-    got = f"attention_types = {described(config.get('attention_types'))}"
-    require_config(fits, got, f"{sizes.depth} layers, global or local")
+    require_config(
+        len(kinds) == sizes.depth and all(kind in ("global", "local") for kind in kinds),
+        f"attention_types = {described(config.get('attention_types'))}",
+        f"{sizes.depth} layers, global or local",
+    )
     window = config.get_int("window_size", 256)
     masks = tuple(AttentionMask(window if kind == "local" else None) for kind in kinds)
     at = "attn.attention"

@@ -97,8 +97,11 @@ def kimi_linear(config: Configuration) -> Recipe:
     if full is not None:  # whose first layer is 1
         usual = [FULL if k + 1 in full else LINEAR for k in range(depth)]
         linear = [k + 1 for k, kind in enumerate(usual) if kind == LINEAR]
-        holds = sorted(linear_config.get_list("kda_layers") or linear) == linear
-        require_config(holds, "kda_layers", "all layers that are not in full_attn_layers")
+        require_config(
+            sorted(linear_config.get_list("kda_layers") or linear) == linear,
+            "kda_layers",
+            "all layers that are not in full_attn_layers",
+        )
     refuse_unknown(linear_config)
     mixture = beside_shared(config, depth, dense=1, count=256, hidden=1024, factor=2.446)
     recipe = recipe._replace(network=mixture._replace(read=OF_MIXTRAL, dense_name="mlp"))
@@ -138,8 +141,9 @@ def bailing_hybrid(config: Configuration) -> Recipe:
         num_mtp_layers=count_mtp_layers(config),
     )
     bound = config.get("kda_lower_bound", -5.0)
-    holds = isinstance(bound, int | float) and bound < 0
-    config.require("kda_lower_bound", bound, holds, "a negative number")
+    config.require(
+        "kda_lower_bound", bound, isinstance(bound, int | float) and bound < 0, "a negative number"
+    )
     delta = recurrent_sublayers.kimi_delta(
         config.get_int("linear_num_heads", recipe.sizes.heads),
         config.get_int("linear_head_dim", config.get_int("head_dim", 128)),
@@ -150,10 +154,12 @@ def bailing_hybrid(config: Configuration) -> Recipe:
     )
     period = config.get_int("layer_group_size", 6)
     kinds = config.get_texts("layer_types")
-    holds = len(kinds) > 0 or depth % period == 0
-    got = f"{depth} layers in groups of {period}"
-    cure = "Readers disagree about the layers after the last group: state layer_types."
-    require_config(holds, got, "groups of one size", cure)
+    require_config(
+        len(kinds) > 0 or depth % period == 0,
+        f"{depth} layers in groups of {period}",
+        "groups of one size",
+        "Readers disagree about the layers after the last group: state layer_types.",
+    )
     recipes = {FULL: recipe, LINEAR: recipe._replace(attention=delta)}
     return mix_kinds(recipes, kinds or rope_config.full_every(period, depth, LINEAR), depth)
 

@@ -285,8 +285,12 @@ def rotated_layers(config: Configuration, depth: int) -> Sequence[int]:
     config.ignore("no_rope_layer_interval")  # beside no_rope_layers
     stated = config.get_list("no_rope_layers")
     if stated:
-        holds = len(stated) == depth and all(layer in (0, 1) for layer in stated)
-        return config.require("no_rope_layers", stated, holds, f"{depth} of 0 or 1")
+        return config.require(
+            "no_rope_layers",
+            stated,
+            len(stated) == depth and all(layer in (0, 1) for layer in stated),
+            f"{depth} of 0 or 1",
+        )
     period = config.get_int("no_rope_layer_interval", 4)
     return [int((k + 1) % period != 0) for k in range(depth)]
 
@@ -324,8 +328,12 @@ def _by_bases(
     config: Configuration, sizes: Sizes, kinds: tuple[str, ...], bases: Any
 ) -> tuple[AttentionMask, ...]:
     """Return one mask for each layer, with the layer's own rotary base; zero is no positions."""
-    holds = isinstance(bases, list) and len(bases) == sizes.depth
-    config.require("layer_rope_theta", bases, holds, f"{sizes.depth} numbers, one for each layer")
+    config.require(
+        "layer_rope_theta",
+        bases,
+        isinstance(bases, list) and len(bases) == sizes.depth,
+        f"{sizes.depth} numbers, one for each layer",
+    )
     config.ignore("rope_theta")  # which says nothing beside those of layers
     rope = {name: value for name, value in rope_options(config).items() if name != "rope_theta"}
 
@@ -545,8 +553,10 @@ def windows_if_used(
     """Return the masks of Qwen's layers; raise ValueError at windows that are not to be used."""
     masks = masks_by_kind(config, sizes, usual)
     # Without use_sliding_window the publisher's reader has no window for the layers that slide.
-    got = "layer_types that slide with use_sliding_window = False"
-    cure = "State use_sliding_window as true, or every layer as full_attention."
-    holds = config.get_flag("use_sliding_window") or all(mask.window is None for mask in masks)
-    require_config(holds, got, "windows in both or in neither", cure)
+    require_config(
+        config.get_flag("use_sliding_window") or all(mask.window is None for mask in masks),
+        "layer_types that slide with use_sliding_window = False",
+        "windows in both or in neither",
+        "State use_sliding_window as true, or every layer as full_attention.",
+    )
     return masks
