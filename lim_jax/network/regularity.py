@@ -265,14 +265,15 @@ def _require_covered(attention: CausalAttention) -> None:
     assert isinstance(mask, AttentionMask)
     rotary = mask.positions
     plain = rotary is None or (type(rotary) is Rotary and rotary.amplitude == 1)
-    shapes = "query_norm", "key_norm", "scale", "cap", "sinks", "output_norm", "gate", "value_norm"
-    got = "queries, keys, scores or outputs that are scaled, biased, capped, shared with a sink, "
-    got = f"{got}normalised or gated"
-    holds = all(getattr(attention, s) is None for s in shapes)
+    # Each, where it is not None, changes queries, keys, values, scores or outputs.
+    changes = "query_norm", "key_norm", "scale", "cap", "sinks", "output_norm", "gate", "value_norm"
     require(
-        plain and holds,
+        plain and all(getattr(attention, change) is None for change in changes),
         "attention",
-        got=got,
+        got=(
+            "queries, keys, scores or outputs that are scaled, biased, capped, shared with a sink, "
+            "normalised or gated"
+        ),
         expected="attention without these",
         cure="Leave them out: the proposition is proved for attention without them.",
     )
