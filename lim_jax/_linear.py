@@ -45,12 +45,13 @@ def primitive_of(
 ) -> Primitive:
     """Make a primitive of a function of JAX operations; it has no derivatives yet.
 
-    It is bound by `bound`, and keeps the precision of products that was asked for there, whenever
-    it is lowered or differentiated.
+    It is bound by `bind_at_precision`, and keeps the precision of products that was asked for
+    there, whenever it is lowered or differentiated.
     """
     primitive = Primitive(name)
     primitive.multiple_results = many_results
-    RUNS[primitive] = run = in_its_precision(run)
+    run = in_its_precision(run)
+    RUNS[primitive] = run
 
     @cache  # tracing asks for the same types again and again
     def result_types(*types: Any, **settings: Any) -> Any:
@@ -79,7 +80,7 @@ def nan_is_sought() -> bool:
     return config.jax_debug_nans or config.jax_debug_infs
 
 
-def bound(primitive: Primitive, *operands: Any, **static: Any) -> Any:
+def bind_at_precision(primitive: Primitive, *operands: Any, **static: Any) -> Any:
     """Bind a primitive at the matmul precision in force here."""
     return primitive.bind(*operands, precision=precision_asked(), **static)
 
@@ -113,8 +114,14 @@ def batched_primitive(name: str, program: Program) -> Primitive:
         """Batch the primitive: add an axis of points if one is mapped, and else of vectors."""
         sizes = (x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
         size = next(sizes)
-        moves = any(axis is not None for axis in axes[:count])
-        first = 0 if moves else many
+        if any(axis is not None for axis in axes[:count]):
+            first = 0
+            kept = 0  # how many operands keep their axes: points of which none is mapped
+            many += 1
+        else:
+            first = many
+            kept = count
+            sharing += 1
 
         def to_front(operand: ArrayLike, axis: int | None) -> Array:
             """Move an operand's mapped axis to the position `first`; repeat an unmapped one."""
@@ -123,9 +130,8 @@ def batched_primitive(name: str, program: Program) -> Primitive:
                 axis = 0
             return jnp.moveaxis(operand, axis, first)
 
-        num_points = 0 if moves else count
-        operands = *operands[:num_points], *map(to_front, operands[num_points:], axes[num_points:])
-        static |= {"count": count, "many": many + moves, "sharing": sharing + (not moves)}
+        operands = *operands[:kept], *map(to_front, operands[kept:], axes[kept:])
+        static |= {"count": count, "many": many, "sharing": sharing}
         results = primitive.bind(*operands, **static)
         return results, [first] * len(results)
 
@@ -192,7 +198,7 @@ def derived(primitive: Primitive, rule: Callable[..., Any]) -> None:
 
         def apply(primitive: Primitive, points: Sequence[Array], vectors: Sequence[Array]):
             """Bind a primitive with the settings of the one that is differentiated."""
-            return _bound(primitive, points, vectors, **static)
+            return _bind_marking_zeros(primitive, points, vectors, **static)
 
         return rule(primals, [*map(ad.instantiate_zeros, tangents)], apply)
 
@@ -208,7 +214,7 @@ def at(
     points = operands[: len(point)]
     vectors = operands[len(point) :]
     static = {"many": 0, "sharing": 0, "setting": setting, "precision": precision_asked()}
-    return _bound(primitive, points, vectors, **static)
+    return _bind_marking_zeros(primitive, points, vectors, **static)
 
 
 def written_out(equation: JaxprEqn) -> ClosedJaxpr | None:
@@ -218,7 +224,9 @@ def written_out(equation: JaxprEqn) -> ClosedJaxpr | None:
     return None if run is None else jax.make_jaxpr(partial(run, **equation.params))(*types)
 
 
-def _bound(primitive: Primitive, points: Sequence[Array], vectors: Sequence[Any], **static: Any):
+def _bind_marking_zeros(
+    primitive: Primitive, points: Sequence[Array], vectors: Sequence[Any], **static: Any
+):
     """Bind a primitive to vectors, and record which of them are known to be zero."""
     zero = tuple(type(vector) is ad.Zero for vector in vectors)
     vectors = [*map(ad.instantiate_zeros, vectors)]
@@ -229,14 +237,14 @@ def _derivative(primitive, primals, tangents, *, count, zero, **static):
     """Compute a primitive's JVP, by the primitive itself where its points are constant."""
     if all(type(tangent) is ad.Zero for tangent in tangents[:count]):
         value = primitive.bind(*primals, count=count, zero=zero, **static)
-        return value, _bound(primitive, primals[:count], tangents[count:], **static)
+        return value, _bind_marking_zeros(primitive, primals[:count], tangents[count:], **static)
     run = partial(RUNS[primitive], count=count, zero=zero, **static)
     return jax.jvp(run, primals, tuple(map(ad.instantiate_zeros, tangents)))
 
 
 def _transpose(other, covectors, *operands, count, zero, **static):
     """Transpose a linear primitive: apply the other of the pair to the covectors."""
-    results = _bound(other, operands[:count], covectors, **static)
+    results = _bind_marking_zeros(other, operands[:count], covectors, **static)
     is_wanted = map(ad.is_undefined_primal, operands[count:])
     gradients = [x if needed else None for x, needed in zip(results, is_wanted, strict=True)]
     return [None] * count + gradients

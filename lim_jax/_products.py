@@ -22,7 +22,7 @@ from jax.interpreters import ad, batching
 from jax.sharding import AxisType
 from jaxtyping import Array, Float
 
-from lim_jax._linear import RUNS, bound, in_its_precision, lower_on, primitive_of
+from lim_jax._linear import RUNS, bind_at_precision, in_its_precision, lower_on, primitive_of
 from lim_jax._precision import accumulator, rounds
 from lim_jax._sharded_axes import varying_as
 
@@ -40,7 +40,7 @@ def linear(
     # Where types tell how arrays are spread, JAX's own product tells it of its derivatives.
     if _is_explicit(*operands):
         return _run_linear(*operands)
-    return bound(_linear, *varying_as(operands, operands))
+    return bind_at_precision(_linear, *varying_as(operands, operands))
 
 
 def matmul(left: Array, right: Array) -> Array:
@@ -60,7 +60,7 @@ def product(left: Array, right: Array, axes: tuple[Axes, Axes, Axes]) -> Float[A
         return _einsum(left, right, axes)
     if _is_explicit(left, right):
         return _run_product(left, right, axes=axes)
-    return bound(_product, *varying_as((left, right), (left, right)), axes=axes)
+    return bind_at_precision(_product, *varying_as((left, right), (left, right)), axes=axes)
 
 
 def _is_explicit(*operands: Array) -> bool:

@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 from jax.test_util import check_grads
 from reference.networks import random_states
 
-from lim_jax._linear import bound
+from lim_jax._linear import bind_at_precision
 from lim_jax._products import _input_gradient, _weight_gradient, is_linear, linear, matmul
 from lim_jax.cost.counting import operations
 
@@ -175,8 +175,8 @@ def test_examples_spread_over_explicit_axes_keep_their_derivatives():
 
 ROUNDED = {
     "linear": (linear, "ow,tw->to", (3, 5), (4, 5)),
-    "input gradient": (partial(bound, _input_gradient), "ow,to->tw", (3, 5), (4, 3)),
-    "weight gradient": (partial(bound, _weight_gradient), "to,tw->ow", (4, 3), (4, 5)),
+    "input gradient": (partial(bind_at_precision, _input_gradient), "ow,to->tw", (3, 5), (4, 3)),
+    "weight gradient": (partial(bind_at_precision, _weight_gradient), "to,tw->ow", (4, 3), (4, 5)),
     "matmul": (matmul, "bij,bjk->bik", (2, 3, 4), (2, 4, 5)),
 }
 
