@@ -86,11 +86,12 @@ def require_floats(array: Any, name: str, axes: str, cure: str = "", **sizes: in
     """
     require_floating(array, name, cure or "Pass an array of floats.")
     names = [axis for axis in axes.split() if axis[0] != "*"]
+    fits = array.ndim == len(names) or ("*" in axes and array.ndim > len(names))
     sizes_by_axis = dict(sizes)
-    agree = [
-        size > 0 and size == sizes_by_axis.setdefault(axis, size)
-        for axis, size in zip(names, array.shape, strict=False)
-    ]
+    for axis, size in zip(names, array.shape, strict=False):
+        expected_size = sizes_by_axis.setdefault(axis, size)
+        if size == 0 or size != expected_size:
+            fits = False
     spelt = [str(sizes.get(axis, axis)) for axis in names]
     if "*" in axes:
         spelt.append("...")
@@ -98,7 +99,7 @@ def require_floats(array: Any, name: str, axes: str, cure: str = "", **sizes: in
     if 0 in array.shape:
         expected += " with no axis empty"
     require(
-        len(agree) == len(names) and all(agree) and ("*" in axes or array.ndim == len(names)),
+        fits,
         name,
         got=f"shape {array.shape}",
         expected=expected,
