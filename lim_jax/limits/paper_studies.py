@@ -355,9 +355,14 @@ def _adjoint_rows(sizes: tuple[int, ...], depth: int, quick: bool, seed: int) ->
             flow, terminal_loss, smooth_states, sizes, GRIDS[name]
         )
         for part, order in expected.items():
-            reason = "" if order == 1 else SLOWED if order < 1 else MIDPOINT
             if (name, part) == ("graded", "regional averages"):
                 reason = GRADING
+            elif order == 1:
+                reason = ""
+            elif order < 1:
+                reason = SLOWED
+            else:
+                reason = MIDPOINT
             label = "P_0" if part in ("inside", "global") else "influence"
             layers = "1 layer" if depth == 1 else f"{depth} layers"
             where = f"{label}, {part}, {layers}, {name}"

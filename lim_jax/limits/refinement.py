@@ -30,13 +30,12 @@ def fit_order(refinements: Sequence[float | int], errors: Sequence[float]) -> Or
     """Fit a convergence order by least squares on logarithms of four positive errors or more."""
     numbers = np.array([refinements, errors], float)
     # Every study's order comes through here, so this holds for them all.
-    got = f"{list(errors)} at {list(refinements)}"
-    fits = ((numbers > 0) & (numbers < np.inf)).all()
-    fits &= len(set(numbers[0])) == len(numbers[0])
+    positive = bool(((numbers > 0) & (numbers < np.inf)).all())
+    distinct = len(set(numbers[0])) == len(numbers[0])
     require(
-        numbers.shape[1] >= LEAST and bool(fits),
+        numbers.shape[1] >= LEAST and positive and distinct,
         "errors",
-        got=got,
+        got=f"{list(errors)} at {list(refinements)}",
         expected="at least four positive errors, each of another refinement",
         cure="Pass more points, and leave errors of zero out: they have no logarithm.",
     )
@@ -50,9 +49,8 @@ def fit_order(refinements: Sequence[float | int], errors: Sequence[float]) -> Or
 
 def require_refinements(numbers: Sequence[int], name: str, what: str) -> None:
     """Raise ValueError unless there are enough numbers, each larger than the one before."""
-    finer = len(numbers) >= LEAST and list(numbers) == sorted(set(numbers))
     require(
-        finer,
+        len(numbers) >= LEAST and list(numbers) == sorted(set(numbers)),
         name,
         got=f"{list(numbers)} {what}",
         expected=f"{LEAST} refinements or more, each finer than the one before",
@@ -64,17 +62,16 @@ def require_rising(numbers: Any, name: str) -> None:
     """Raise ValueError unless these are whole numbers, each larger than the one before."""
     listed = list(numbers) if isinstance(numbers, (Sequence, *ARRAYS)) else []
     counts = [as_int(number, name) for number in listed]
-    rising = len(counts) > 0 and counts == sorted(set(counts))
+    if counts:
+        got = f"{counts}"
+    elif isinstance(numbers, Sequence):
+        got = "none"
+    else:
+        got = described(numbers)
     require(
-        rising,
+        len(counts) > 0 and counts == sorted(set(counts)),
         name,
-        got=(
-            f"{counts}"
-            if counts
-            else "none"
-            if isinstance(numbers, Sequence)
-            else described(numbers)
-        ),
+        got=got,
         expected="whole numbers, each larger than the one before",
         cure="Pass them from the coarsest to the finest, for example (8, 16, 32, 64).",
     )
