@@ -104,7 +104,8 @@ def loss_study(
 
     def loss(grid: Grid) -> Float[Array, ""]:
         """Compute the loss on one grid."""
-        return cross_entropy(logits(grid.nodes), labels(grid.nodes), grid, chi and chi(grid.nodes))
+        weights = None if chi is None else chi(grid.nodes)
+        return cross_entropy(logits(grid.nodes), labels(grid.nodes), grid, weights)
 
     def density(p: Float[Array, " points"]) -> Float[Array, "points 1"]:
         """Compute the integrand of the loss at positions."""
@@ -123,7 +124,7 @@ def loss_study(
     premises = lipschitz and make_grid is token_grid
     slope = _largest_slope(density) if premises else math.nan
     return refine(
-        "eq:continuum-ar-loss" if chi else "eq:cross-entropy-discrete-continuum-error",
+        "eq:continuum-ar-loss" if chi is not None else "eq:cross-entropy-discrete-continuum-error",
         1.0 if premises and chi is None else None,
         sizes,
         [abs(value - expected) for value in losses],
@@ -258,7 +259,7 @@ def terminal_adjoint_study(
         """Compute the terminal adjoint on a grid, at its nodes or at other positions."""
         p = grid.nodes if p is None else p
         example = (states(p), labels(p))
-        weights = chi and chi(p)
+        weights = None if chi is None else chi(p)
         return terminal_adjoint(
             lambda x, y: cross_entropy(readout(x, grid), y, grid, weights), example, grid
         )
@@ -281,7 +282,7 @@ def terminal_adjoint_study(
     (*gaps, check_gap), slope = jax.tree.map(float, measure())
     premises = lipschitz and tokenwise and all(readout(size) is limit for size in sizes)
     plain = "eq:terminal-adjoint-discrete-continuum-error"
-    source = "eq:continuum-ar-terminal-adjoint" if chi else plain
+    source = plain if chi is None else "eq:continuum-ar-terminal-adjoint"
     claimed = 1.0 if premises and chi is None else None
     bound = (lambda size: slope / size) if premises else None
     return refine(source, claimed, sizes, gaps, check_gap, bound, sampled=True)

@@ -206,13 +206,15 @@ class ContinuousFlow(eqx.Module):
         dtype = jax.tree.leaves(initial)[0].dtype
         ends = jnp.array([0.0, self.horizon], dtype)
         start, end = ends[::-1] if backward else ends
-        step = self.first_step and jnp.full((), self.first_step, dtype)
+        step = None
+        if self.first_step is not None:
+            step = jnp.full((), -self.first_step if backward else self.first_step, dtype)
         return diffrax.diffeqsolve(
             diffrax.ODETerm(rate),
             self.solver,
             t0=start,
             t1=end,
-            dt0=-step if step is not None and backward else step,
+            dt0=step,
             y0=initial,
             args=self.control,
             saveat=saveat,
