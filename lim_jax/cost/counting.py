@@ -62,7 +62,8 @@ def _count_equation(
     if name == "custom_linear_solve":  # of its four programs this one is called
         return _count_unknown(params["jaxprs"].solve, iterations), unknown
     inside = [value for value in params.values() if isinstance(value, ClosedJaxpr | Jaxpr)]
-    if (program := written_out(equation)) is not None:
+    program = written_out(equation)
+    if program is not None:
         inside = [program]
     if "callback" in name:  # a check of values, of the host's own Python
         return 0, unknown

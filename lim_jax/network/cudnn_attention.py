@@ -29,7 +29,8 @@ def outputs_or(tiles: Program) -> PlatformProgram:
         # The kernel's own log-sum-exps are rounded to half precision. The compiler drops the tiles
         # where nobody reads theirs, as at first order.
         features, log_total = tiles(points, vectors, tiling._replace(wide=True))
-        if _allowed(heads := _heads(points), tiling):
+        heads = _heads(points)
+        if _allowed(heads, tiling):
             features = _kernel(*heads).astype(features.dtype)
         return features, log_total
 
@@ -43,8 +44,9 @@ def pulled_or(tiles: Program) -> PlatformProgram:
         points: Points, vectors: Vectors, tiling: Tiling, zero: tuple[bool, ...]
     ) -> Sequence[Array]:
         """Pull covectors back by the kernel if only outputs have some, and else by the tiles."""
+        heads = _heads(points)
         outputs_only = zero == (False, True)
-        if not (outputs_only and _allowed(heads := _heads(points), tiling)):
+        if not outputs_only or not _allowed(heads, tiling):
             return tiles(points, vectors, tiling._replace(wide=True))
         _, pull = jax.vjp(_kernel, *heads)
         covectors = jnp.swapaxes(vectors[0], 0, 1).astype(heads[2].dtype)

@@ -147,7 +147,8 @@ def crossfit_penalty(first: PerPosition, second: PerPosition, grid: Grid) -> Sca
     """
     require_on_grid(first, grid, "first", "length")
     require_on_grid(second, grid, "second", "length")
-    first, second = error_if_not_finite(first, "first"), error_if_not_finite(second, "second")
+    first = error_if_not_finite(first, "first")
+    second = error_if_not_finite(second, "second")
     return integral((first - integral(first, grid)) * (second - integral(second, grid)), grid)
 
 
