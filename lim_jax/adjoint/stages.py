@@ -186,7 +186,10 @@ def _linearise_heads(attention: Any, x: State, grid: Grid) -> tuple[State, Pull]
 def _pull_dense(
     pull: Callable[[State], tuple[Array, ...]], sparse: SparseRows, weights: Array
 ) -> tuple[Array, ...]:
-    """Do as `_pull_rows` for a layer whose rows depend on each other, by a dense covector."""
+    """Carry a sparse covector, written out, back through a layer whose rows depend on each other.
+
+    Return what comes to the rows at its positions, and to each source.
+    """
     local, *source_gradients = pull(weights * sparse.dense(len(weights)))
     # A position that is named twice has its row in shares.
     counts = jnp.zeros_like(weights).at[sparse.positions].add(1)

@@ -154,7 +154,7 @@ def check_finite(
 
 
 def embedded_on(grid: Grid, loss: Loss, params: PyTree, batch: Batch) -> tuple[Loss, Batch]:
-    """Do as `embedded`, and raise ValueError where the batch does not fit the grid."""
+    """Return a loss and its batch of embedded states; raise ValueError unless they fit the grid."""
     require_grid(grid)
     loss, (x, y) = embedded(loss, params, batch)
     require(

@@ -134,8 +134,8 @@ class Rotary(eqx.Module):
         wide = promote(vectors)
         pairs = rope.shape[2]
         cosine, sine = (rope[None, :, part].astype(wide.dtype) for part in (0, 1))
-        first, second, still = jnp.split(wide, (pairs, 2 * pairs), axis=2)
-        features = (first * cosine - second * sine, second * cosine + first * sine, still)
+        first, second, unrotated = jnp.split(wide, (pairs, 2 * pairs), axis=2)
+        features = (first * cosine - second * sine, second * cosine + first * sine, unrotated)
         return jnp.concatenate(features, axis=2).astype(vectors.dtype)
 
     def encode_queries(self, vectors: Vectors, rope: Rope) -> Vectors:

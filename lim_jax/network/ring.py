@@ -107,7 +107,7 @@ class RingAttention(eqx.Module):
             """Compute the rows of this device."""
             return tiled_attention(*here, tiling=tiling(cells, self.axis), shaping=shaping)
 
-        spread = jax.shard_map(
+        sharded = jax.shard_map(
             attend,
             mesh=self.mesh,
             axis_names={self.axis},
@@ -115,4 +115,4 @@ class RingAttention(eqx.Module):
             in_specs=PartitionSpec(self.axis),
             out_specs=PartitionSpec(self.axis),
         )
-        return spread(query, key, value, *arrays)
+        return sharded(query, key, value, *arrays)

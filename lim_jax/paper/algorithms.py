@@ -84,7 +84,14 @@ def _curvature(objective: Objective, gates: PerPosition) -> Float[Array, "length
 
 
 def minimiser(objective: Objective, start: PerPosition) -> GateRun:
-    """Descend from `start` by L-BFGS, and go on to a stationary point by Newton's steps."""
+    """Descend from `start` by L-BFGS, and go on to a stationary point by Newton's steps.
+
+    Raises
+    ------
+    RuntimeError
+        If Newton's steps end where the gradient is not zero up to a tenth of the root of the
+        precision's unit.
+    """
     tolerance = math.sqrt(jnp.finfo(start.dtype).eps) / 10
 
     def value_and_slope(gates: np.ndarray) -> tuple[float, np.ndarray]:
