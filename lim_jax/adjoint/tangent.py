@@ -254,7 +254,24 @@ class KernelFactors(NamedTuple):
     gates: Float[Array, "heads length features"] | None = None
 
     def source(self, j: Array) -> tuple[Callable[[Array], Sources], Float[Array, " width"]]:
-        """Return the map of one token to its keys and values at position j, and the token there."""
+        """Return the map of one token to its keys and values at position j, and the token there.
+
+        Parameters
+        ----------
+        j
+            The number of the position, from 0, which may be traced.
+
+        Returns
+        -------
+        tuple
+            A function of a token's state, ``(width,)``, to its key and value in every group of
+            heads, and the state :math:`X(j)`.
+
+        Raises
+        ------
+        ValueError
+            If a number that is known before tracing is none of the state's positions.
+        """
         last = len(self.states) - 1
         require(
             isinstance(j, Tracer) or 0 <= int(j) <= last,

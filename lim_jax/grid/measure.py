@@ -105,6 +105,28 @@ class Grid(eqx.Module):
         all others, and those of no part, whose number is negative, by :math:`u`. The state of a
         recurrent layer is one for all rows, and knows no parts.
 
+        Parameters
+        ----------
+        log_weights
+            The logarithm of each position's weight, below infinity; minus infinity leaves a
+            position out.
+        parts
+            The number of each position's part, negative for none; None where every row reads by
+            the weights.
+
+        Returns
+        -------
+        Grid
+            The same positions, with these weights in place of any that the grid had.
+
+        Raises
+        ------
+        ValueError
+            If `log_weights` has not a floating-point number, or `parts` not a whole number, for
+            each position.
+        EquinoxRuntimeError
+            If a logarithm is plus infinity or NaN.
+
         Examples
         --------
         >>> flat = jnp.zeros((3, 1))

@@ -60,7 +60,19 @@ class DepthProfile(NamedTuple):
         return self.function(time)
 
     def require_stated(self, horizon: float = 1.0) -> None:
-        """Raise ValueError if at 4,097 times the profile is negative or exceeds what it states."""
+        """Raise ValueError if at 4,097 times the profile is negative or exceeds what it states.
+
+        Parameters
+        ----------
+        horizon
+            :math:`T`; the times are from 0 to T.
+
+        Raises
+        ------
+        ValueError
+            If a value is below zero or not finite, or is larger than `bound`, or a slope between
+            two of the times is steeper than `lipschitz`, each by more than rounding may make it.
+        """
         values = _profile_values(self.function, horizon)
         finite = np.isfinite(values)
         # A few operations round a value by four units in the last place of the largest.
@@ -80,7 +92,6 @@ class DepthProfile(NamedTuple):
         largest, steepest = sampled_profile(self.function, horizon)
         steps = PROFILE_STEPS / horizon
         rounding_of_slopes = 2 * steps * (rounding + unit * horizon * self.lipschitz)
-        cure = "State the largest value, and the steepest slope, of the profile on [0, T]."
         for name, stated, reached, allowed in (
             ("bound", self.bound, largest, rounding),
             ("lipschitz", self.lipschitz, steepest, rounding_of_slopes),
@@ -90,7 +101,7 @@ class DepthProfile(NamedTuple):
                 f"profile.{name}",
                 got=f"{stated:g}",
                 expected=f"at least {reached:g}, which the profile reaches",
-                cure=cure,
+                cure="State the largest value, and the steepest slope, of the profile on [0, T].",
             )
 
 

@@ -182,6 +182,15 @@ class ContinuousFlow(eqx.Module):
         -------
         diffrax.Solution
             The solution, whose ``ys`` are states along a leading axis.
+
+        Raises
+        ------
+        ValueError
+            If the state does not fit the grid or the fields, or the profile is negative, infinite
+            or not a number at one of 65 times.
+        EquinoxRuntimeError
+            If a state is not finite, or a profile that depends on traced values is not as it must
+            be.
         """
         require_state(x, grid)
         times = np.linspace(0.0, self.horizon, 65)
@@ -231,7 +240,25 @@ class ContinuousFlow(eqx.Module):
         return states
 
     def reached(self, solution: diffrax.Solution, values: Tree) -> Tree:
-        """Return a solution's values; their use raises where the solver stopped early."""
+        """Return a solution's values; their use raises where the solver stopped early.
+
+        Parameters
+        ----------
+        solution
+            The solution, of `solve` or `integrate`.
+        values
+            Any pytree of arrays that were computed with it.
+
+        Returns
+        -------
+        PyTree
+            The values.
+
+        Raises
+        ------
+        EquinoxRuntimeError
+            If the solver took `max_steps` without coming to the end, or failed on the way.
+        """
         stopped = solution.result == diffrax.RESULTS.max_steps_reached
         smooth = "or a control and a profile that are smoother in depth time."
         return error_if_first(

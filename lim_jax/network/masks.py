@@ -69,7 +69,24 @@ class AttentionMask(eqx.Module):
         return self.positions.tokens is None and self.positions.same_rope(first, second)
 
     def prefixes(self, grid: Grid) -> Grid:
-        """Return the grid with prefixes cut to the window or chunk."""
+        """Return the grid with prefixes cut to the window or chunk.
+
+        Parameters
+        ----------
+        grid
+            The positions.
+
+        Returns
+        -------
+        Grid
+            The same positions; the grid itself where the mask has no window and no chunk.
+
+        Raises
+        ------
+        ValueError
+            If a mask with a window or a chunk meets a grid that is none of cells, or one with a
+            chunk a grid that was windowed or chunked before.
+        """
         name, size = ("chunk", self.chunk) if self.window is None else ("window", self.window)
         if size is None:
             return grid

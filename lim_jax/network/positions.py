@@ -112,7 +112,25 @@ class Rotary(eqx.Module):
         return frequencies(tokens) if isinstance(frequencies, Callable) else frequencies
 
     def rope(self, grid: Grid) -> Rope:
-        """Return the cosines and sines of every position's angles, in JAX's default precision."""
+        """Return the cosines and sines of every position's angles, in JAX's default precision.
+
+        Parameters
+        ----------
+        grid
+            The positions.
+
+        Returns
+        -------
+        Rope
+            The cosines and the sines of the angles times `amplitude`, of shape
+            ``(length, 2, pairs)``.
+
+        Raises
+        ------
+        ValueError
+            If the angles depend on a context's length, and the grid has several contexts or is
+            padded on the left.
+        """
         starts = getattr(grid, "starts", None)
         require(
             starts is None or self.same_rope(1, grid.size),

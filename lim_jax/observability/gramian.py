@@ -122,6 +122,12 @@ class ObservedTokens(eqx.Module):
         -------
         Array
             The features of the observed tokens, one after the other.
+
+        Raises
+        ------
+        ValueError
+            If the state, or what the readout makes of it, has not a row of floats for each
+            position.
         """
         features = state if self.readout is None else self.readout(state, self.grid)
         # JAX clips a row that is not there to the last one.

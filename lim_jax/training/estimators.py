@@ -134,7 +134,27 @@ class Estimator:
         return self.statistic, self.density
 
     def averaged(self, statistic: Statistic, previous: Statistic, memory: Scalar) -> Statistic:
-        """Return the moving average of the previous average and a batch's statistic."""
+        """Return the moving average of the previous average and a batch's statistic.
+
+        Parameters
+        ----------
+        statistic
+            What the estimator's first step returns for a batch.
+        previous
+            The average before it, of the same shape; or a scalar, as 0 at the first step.
+        memory
+            The share of the previous average, from 0 to less than 1.
+
+        Returns
+        -------
+        Array
+            The average, of the statistic's shape.
+
+        Raises
+        ------
+        ValueError
+            If `previous` has neither the statistic's shape nor that of a scalar.
+        """
         require(
             previous.shape in ((), statistic.shape),
             "previous",
