@@ -233,11 +233,19 @@ def require_several(values: object, kind: type, name: str, cure: str) -> None:
     """Raise ValueError unless this is a non-empty list of instances of a type, no string."""
     listed = values if isinstance(values, Sequence) and not isinstance(values, str) else ()
     others = [at for at, value in enumerate(listed) if not isinstance(value, kind)]
-    holds = len(listed) > 0 and not others
-    got = "none" if isinstance(values, Sequence) and not values else described(values)
     if others:
         got = f"{described(listed[others[0]])} at index {others[0]}"
-    require(holds, name, got=got, expected=f"a list of {_spelt(kind)}, at least one", cure=cure)
+    elif isinstance(values, Sequence) and not values:
+        got = "none"
+    else:
+        got = described(values)
+    require(
+        len(listed) > 0 and not others,
+        name,
+        got=got,
+        expected=f"a list of {_spelt(kind)}, at least one",
+        cure=cure,
+    )
 
 
 def _spelt(kind: type) -> str:
@@ -287,10 +295,6 @@ def require_example(example: object) -> None:
 
 def require_auto(tree: PyTree, name: str) -> None:
     """Raise ValueError at arrays that are sharded over mesh axes of type Explicit."""
-    cure = (
-        "Make the mesh with axis_types=(jax.sharding.AxisType.Auto, ...): then the compiler finds "
-        "how what is computed is spread."
-    )
     for leaf in jax.tree.leaves(tree):
         typed = jax.typeof(leaf) if isinstance(leaf, jax.Array) else None
         require(
@@ -298,7 +302,10 @@ def require_auto(tree: PyTree, name: str) -> None:
             name,
             got=typed,
             expected="axes of type Auto",
-            cure=cure,
+            cure=(
+                "Make the mesh with axis_types=(jax.sharding.AxisType.Auto, ...): then the "
+                "compiler finds how what is computed is spread."
+            ),
         )
 
 

@@ -63,8 +63,10 @@ def read_arrays(path: Path, kind: Format) -> tuple[dict[str, Any], Arrays]:
     if not isinstance(header, dict) or header.get("format") != kind.name:
         raise kind.refused(path, "an archive without our header")
     if header.get("version") != VERSION:
-        got = f"of version {header.get('version')} of the format, by lim_jax"
-        raise kind.refused(path, f"{got} {header.get('lim_jax')}")
+        raise kind.refused(
+            path,
+            f"of version {header.get('version')} of the format, by lim_jax {header.get('lim_jax')}",
+        )
     return header, arrays
 
 

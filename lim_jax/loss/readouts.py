@@ -71,6 +71,12 @@ class LinearReadout(eqx.Module):
         -------
         LinearReadout
             The readout, in JAX's default float.
+
+        Raises
+        ------
+        ValueError
+            If `width` or `vocabulary` is no positive whole number that is known before tracing, or
+            `key` is not one random key.
         """
         width = as_int(width, "width")
         vocabulary = as_int(vocabulary, "vocabulary")
@@ -272,12 +278,18 @@ class BandReadout(eqx.Module):
 
 def _require_states(x: States, grid: Grid, *weights: Float[Array, "width vocabulary"]) -> None:
     """Raise ValueError unless x fits the grid and the weights' width."""
-    cure = (
-        "Pass one example, with a row for each position of the grid; map over a batch with "
-        "jax.vmap."
-    )
     sizes = {}
     for weight in weights:
         require_floats(weight, "weight", "width vocabulary")
         sizes = {"width": weight.shape[0]}
-    require_on_grid(x, grid, "x", "length width", cure, **sizes)
+    require_on_grid(
+        x,
+        grid,
+        "x",
+        "length width",
+        cure=(
+            "Pass one example, with a row for each position of the grid; map over a batch with "
+            "jax.vmap."
+        ),
+        **sizes,
+    )

@@ -126,13 +126,11 @@ class ResidualFlow(eqx.Module):
         if isinstance(self.layers, FetchedLayers | LayersByKind):
             return
         axes = {leaf.shape[:1] for leaf in jax.tree.leaves(eqx.filter(self.layers, eqx.is_array))}
-        expected = "arrays that share one leading layer axis"
-        shared = len(axes) == 1 and not axes & {(), (0,)}
         require(
-            shared,
+            len(axes) == 1 and not axes & {(), (0,)},
             "layers",
             got=f"leading axes {sorted(axes)}",
-            expected=f"{expected}, not empty",
+            expected="arrays that share one leading layer axis, not empty",
             cure="Build the layers under vmap over keys, or stack them with jax.tree.map.",
         )
 
@@ -175,6 +173,14 @@ class ResidualFlow(eqx.Module):
         -------
         Trajectory
             The depth times :math:`t_0, \dots, t_M`, and the states at them.
+
+        Raises
+        ------
+        ValueError
+            If the state does not fit the grid or the layers, or the profile is negative, infinite
+            or not a number at a layer.
+        EquinoxRuntimeError
+            If a profile that depends on traced values is so.
         """
         require_state(x, grid)
 

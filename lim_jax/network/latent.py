@@ -35,9 +35,8 @@ class LatentAttention(CausalAttention):
     def __check_init__(self):
         """Raise ValueError unless the rotated features are those that all heads share."""
         shared = self.rope_key.shape[-2]
-        fits = self.mask.rotary_dim in (0, shared)  # a configuration may scale others
         require(
-            fits,
+            self.mask.rotary_dim in (0, shared),  # a configuration may scale others
             "rotary",
             got=f"{self.mask.rotary_dim} features that are rotated",
             expected=f"{shared}, those that all heads share",

@@ -367,15 +367,13 @@ def injected_objective(
     def projection(params: PyTree, x: Any, noise: Float[Array, "depth observed"]) -> Scalar:
         """Compute the inner product of one example's observations with its noise."""
         values = observations(params, x)
-        cure = "Draw one entry for each number that is observed."
         require_floats(values, "observations", "depth observed")
-        shape = f"entries of shape {noise.shape}"
         require(
             noise.shape == values.shape,
             "injected",
-            got=shape,
+            got=f"entries of shape {noise.shape}",
             expected=f"{values.shape}, as observed",
-            cure=cure,
+            cure="Draw one entry for each number that is observed.",
         )
         return jnp.vdot(noise, values)
 
