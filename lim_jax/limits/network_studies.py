@@ -188,76 +188,13 @@ def convergence_study(
     everything = [*runs.values(), *reference_runs]
     observed, twins = _observe(everything, states, values)
     fields = _fields(everything, observed)
-    by_size = dict(zip(runs, observed, strict=False))
-    parts = [(run.grid, of) for run, of in zip(reference_runs, observed[len(runs) :], strict=True)]
-    check = _QuantityLimits(parts[:-1], fields)
-    limit = _QuantityLimits(parts[1:], fields)
-    finest = list(runs.values())[-1].grid
-    panels = [run.grid for run in reference_runs[-2:]]
     smooth = references is None and not isinstance(grids, Grid)
-
-    def row(name: str, quantity: Quantity) -> Row:
-        """Compute one quantity's errors over the runs, and make its row with the fitted order."""
-
-        def error(values: Array | np.ndarray, grid: Grid) -> float:
-            """Compute the norm of the values' error on one grid."""
-            exact = limit.on(grid, name, quantity.order)
-            # On the host: JAX would compile for every size, each being a shape of its own.
-            return float(quantity.norm(np.asarray(np.asarray(values) - exact), grid))
-
-        errors = {n: error(by_size[n][name], run.grid) for n, run in runs.items()}
-        bounds = {n: float(quantity.bound(n)) for n in runs} if quantity.bound is not None else {}
-        below = [f"{bound} at {n}" for n, bound in bounds.items() if not bound >= 0]
-        require(
-            not below,
-            f"quantities[{name!r}].bound",
-            got=", ".join(below),
-            expected="nothing below zero, as errors are positive",
-            cure="Pass a function of the refinement, such as lambda n: 0.51 / n.",
-        )
-        bad = [f"an error of {e} at {n}" for n, e in errors.items() if not 0 < e < math.inf]
-        what = f"quantities[{name!r}]"
-        require(
-            not bad,
-            what,
-            got=", ".join(bad),
-            expected="positive finite errors",
-            cure="Leave it out: what is exact, or not finite, has no order of convergence.",
-        )
-        limit_error = error(check.on(finest, name, quantity.order), finest)
-        order = None if quantity.order is None else float(quantity.order)
-        magnitudes = np.asarray(np.abs(observed[len(runs) - 1][name]))
-        study = refine(
-            quantity.source,
-            order,
-            tuple(runs),
-            errors.values(),
-            limit_error,
-            quantity.bound,
-            rounding=rounding_error(magnitudes, float(quantity.norm(magnitudes, finest))),
-        )
-        cubic_change = _largest_change([of[name] for of in twins], panels, name in fields)
-        size = max(float(np.abs(of[name]).max()) for of in observed)
-        limit_change = limit_error / size if smooth else 0.0
-        dtype = observed[-1][name].dtype
-        warning = reliability_warning(cubic_change / size, limit_change, dtype)
-        return Row(name, study, order, reliability_warning=warning)
-
-    rates = Rates(row(name, quantity) for name, quantity in measured.items())
+    observations = _Observations(runs, reference_runs, observed, twins, fields, smooth)
+    rates = Rates(_row(name, quantity, observations) for name, quantity in measured.items())
     remarks = names_by_remark({row.name: row.reliability_warning for row in rates})
     for remark, names in remarks.items():
         warnings.warn(f"quantities {', '.join(names)}: {remark}.", stacklevel=2)
     return rates
-
-
-def _largest_change(twins: list[Array], grids: list[Grid], field: bool) -> float:
-    """Return the largest difference of a quantity between two grids; zero if there are no twins."""
-    if not twins:
-        return 0.0
-    first = _interpolate_at(twins[0], *grids) if field else twins[0]
-    second = twins[1]
-    with np.errstate(invalid="ignore"):  # infinity less infinity is NaN, and warns of nothing
-        return float(np.abs(np.asarray(first) - np.asarray(second)).max())
 
 
 class _NetworkRun(NamedTuple):
@@ -283,6 +220,108 @@ class _QuantityLimits(NamedTuple):
             return fine
         assert order is not None
         return np.asarray((2**order * fine - coarse[0]) / (2**order - 1))
+
+
+class _Observations(NamedTuple):
+    """What every run of a study gave, each time by the names of quantities."""
+
+    runs: dict[int, _NetworkRun]  # by refinement
+    reference_runs: list[_NetworkRun]  # the finest last
+    observed: list[dict[str, Array]]  # by the runs, and after them by the reference runs
+    twins: list[dict[str, Array]]  # by cubics in place of the last two results; none on cells
+    fields: frozenset[str]  # names of quantities that have a row for each position
+    smooth: bool  # whether the reference runs are on the grids for smooth fields
+
+    @property
+    def references(self) -> list[tuple[Grid, dict[str, Array]]]:
+        """The grid of each reference run, and what it gave."""
+        grids = [run.grid for run in self.reference_runs]
+        return list(zip(grids, self.observed[len(self.runs) :], strict=True))
+
+
+def _row(name: str, quantity: Quantity, observations: _Observations) -> Row:
+    """Compute one quantity's errors over the runs, and make its row with the fitted order."""
+    runs = observations.runs
+    by_runs = observations.observed[: len(runs)]
+    references = observations.references
+    limit = _QuantityLimits(references[1:], observations.fields)
+    check = _QuantityLimits(references[:-1], observations.fields)
+
+    def error(values: Array | np.ndarray, grid: Grid) -> float:
+        """Compute the norm of the values' error on one grid."""
+        exact = limit.on(grid, name, quantity.order)
+        # On the host: JAX would compile for every size, each being a shape of its own.
+        return float(quantity.norm(np.asarray(np.asarray(values) - exact), grid))
+
+    errors = {
+        refinement: error(values[name], run.grid)
+        for (refinement, run), values in zip(runs.items(), by_runs, strict=True)
+    }
+    bounds = {}
+    if quantity.bound is not None:
+        bounds = {refinement: float(quantity.bound(refinement)) for refinement in runs}
+    _require_measurable(name, errors, bounds)
+    finest = list(runs.values())[-1].grid
+    limit_error = error(check.on(finest, name, quantity.order), finest)
+    magnitudes = np.asarray(np.abs(by_runs[-1][name]))
+    order = None if quantity.order is None else float(quantity.order)
+    study = refine(
+        quantity.source,
+        order,
+        tuple(runs),
+        errors.values(),
+        limit_error,
+        quantity.bound,
+        rounding=rounding_error(magnitudes, float(quantity.norm(magnitudes, finest))),
+    )
+    warning = _reliability_warning(name, observations, limit_error)
+    return Row(name, study, order, reliability_warning=warning)
+
+
+def _require_measurable(name: str, errors: dict[int, float], bounds: dict[int, float]) -> None:
+    """Raise ValueError unless a quantity's errors are positive and finite, and no bound negative.
+
+    Errors and bounds come by refinement.
+    """
+    negative = [f"{bound} at {n}" for n, bound in bounds.items() if not bound >= 0]
+    require(
+        not negative,
+        f"quantities[{name!r}].bound",
+        got=", ".join(negative),
+        expected="nothing below zero, as errors are positive",
+        cure="Pass a function of the refinement, such as lambda n: 0.51 / n.",
+    )
+    unfit = [
+        f"an error of {error} at {n}" for n, error in errors.items() if not 0 < error < math.inf
+    ]
+    require(
+        not unfit,
+        f"quantities[{name!r}]",
+        got=", ".join(unfit),
+        expected="positive finite errors",
+        cure="Leave it out: what is exact, or not finite, has no order of convergence.",
+    )
+
+
+def _reliability_warning(name: str, observations: _Observations, limit_error: float) -> str:
+    """Say why a quantity's limit may not be relied on, by its largest value; nothing if it may."""
+    panels = [run.grid for run in observations.reference_runs[-2:]]
+    twins = [values[name] for values in observations.twins]
+    cubic_change = _largest_change(twins, panels, name in observations.fields)
+    size = max(float(np.abs(values[name]).max()) for values in observations.observed)
+    limit_change = limit_error / size if observations.smooth else 0.0
+    dtype = observations.observed[-1][name].dtype
+    return reliability_warning(cubic_change / size, limit_change, dtype)
+
+
+def _largest_change(twins: list[Array], grids: list[Grid], field: bool) -> float:
+    """Return the largest difference of a quantity between two grids; zero if there are no twins."""
+    if not twins:
+        return 0.0
+    first = _interpolate_at(twins[0], *grids) if field else twins[0]
+    second = twins[1]
+    with np.errstate(invalid="ignore"):  # infinity less infinity is NaN, and warns of nothing
+        return float(np.abs(np.asarray(first) - np.asarray(second)).max())
 
 
 @filter_jit
@@ -352,9 +391,8 @@ def _network_runs(
 ) -> dict[int, _NetworkRun]:
     """Return every network to run and its grid, by number of positions or of layers."""
     if depths is None:
-        positions = not (isinstance(grids, Grid) or scheme)
         require(
-            positions,
+            not isinstance(grids, Grid) and scheme is None,
             "depths",
             got=f"None, with {'one grid' if isinstance(grids, Grid) else 'a scheme'}",
             expected="numbers of layers",
@@ -365,7 +403,7 @@ def _network_runs(
         )
         solved, _ = _solutions(network)
         return {size: _NetworkRun(solved, grid) for size, grid in _by_size(grids, network).items()}
-    layers = _by_depth(network, depths, scheme or Scheme())
+    layers = _by_depth(network, depths, Scheme() if scheme is None else scheme)
     if isinstance(grids, Grid):
         return {depth: _NetworkRun(flow, grids) for depth, flow in layers.items()}
     by_size = _by_size(grids, network)
@@ -401,9 +439,9 @@ def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
         field, is_leaf=lambda node: isinstance(node, AttentionMask | SwitchedMask)
     )
     kinds = [kind for mask in masks for kind in getattr(mask, "kinds", (mask,))]
-    of_masks = [kind.positions for kind in kinds if isinstance(kind, AttentionMask)]
-    unfixed = [one for one in of_masks if one is not None and one.tokens is None]
-    names = " and ".join(dict.fromkeys(type(one).__name__ for one in unfixed))
+    encodings = [kind.positions for kind in kinds if isinstance(kind, AttentionMask)]
+    unfixed = [each for each in encodings if each is not None and each.tokens is None]
+    names = " and ".join(dict.fromkeys(type(each).__name__ for each in unfixed))
     require(
         not unfixed,
         "network",
@@ -416,9 +454,8 @@ def _by_size(grids: Any, network: Any) -> dict[int, Grid]:
 
 def _by_depth(network: Any, depths: Any, scheme: Scheme) -> dict[int, Network]:
     """Return the recursions of a continuous flow by depth; raise ValueError for other networks."""
-    continuous = isinstance(network, ContinuousFlow)
     require(
-        continuous,
+        isinstance(network, ContinuousFlow),
         "network",
         got=described(network),
         expected="a ContinuousFlow, whose control gives the layers of every depth",
@@ -518,10 +555,9 @@ def _fields(runs: Sequence[_NetworkRun], observed: Sequence[dict[str, Array]]) -
         shapes, rows = ({array.shape[n:] for array in by_size.values()} for n in (0, 1))
         field = len(rows) == 1 and all(array.shape[:1] == (n,) for n, array in by_size.items())
         floats = all(jnp.issubdtype(array.dtype, jnp.floating) for array in by_size.values())
-        what = f"quantities[{name!r}]"
         require(
             floats and (field or len(shapes) == 1),
-            what,
+            f"quantities[{name!r}]",
             got=", ".join(f"{array.dtype} {array.shape} on {n}" for n, array in by_size.items()),
             expected="floats of one shape on every grid, or a field with a row for each position",
             cure="Average over positions, or read a field off at some: grid.interpolate.",

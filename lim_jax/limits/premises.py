@@ -52,7 +52,7 @@ def _slope_unevenness(field: FieldOfOne) -> list[tuple[np.ndarray, float]]:
     # Uneven ends, so that no kink at a round number falls on a point.
     points = np.concatenate([(np.arange(count) + 0.382) / count for count in (1600, 25600)])
     samples = _values_and_slopes(field, jnp.asarray(points.reshape(-1, 1600), float))
-    values, slopes = (np.asarray(of).reshape(points.size, -1) for of in samples)
+    values, slopes = (np.asarray(array).reshape(points.size, -1) for array in samples)
 
     def unevenness(values: np.ndarray, slopes: np.ndarray) -> tuple[np.ndarray, float]:
         """Compute how uneven slopes are in every interval, and the rounding error of that."""

@@ -81,7 +81,7 @@ def _cells(row: Row) -> list[str]:
     }
     return [
         row.name,
-        *("–" if of is None else f"{of:.2f}" for of in (study.claimed, row.expected)),
+        *("–" if order is None else f"{order:.2f}" for order in (study.claimed, row.expected)),
         f"{order.value:.2f} ±{order.error:5.2f}",
         "–" if study.bounds is None else study.verdict,
         f"{order.constant:.2g}",
