@@ -14,6 +14,7 @@ from lim_jax.adjoint.sweep import Example, TerminalLoss, adjoint_trajectory
 from lim_jax.grid.integrals import integral
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.partition import boundary_regions, regional_averages
+from lim_jax.limits.position import DELTA
 from lim_jax.limits.refinement import Study, refine, require_rising
 from lim_jax.limits.schemes import (
     Control,
@@ -36,7 +37,6 @@ def input_adjoint_depth_studies(
     *,
     schemes: Mapping[str, Scheme],
     horizon: float = 1.0,
-    delta: float = 0.2,
     references: Flows | None = None,
 ) -> dict[str, Study]:
     r"""Compare the input adjoint, density and cone mass of layers with those of the depth flow.
@@ -47,7 +47,8 @@ def input_adjoint_depth_studies(
     - ``"<scheme>: input adjoint"``: its error in the grid's :math:`L^2`, against the adjoint
       equation (`eq:adjoint`) solved backward;
     - ``"<scheme>: density"``: the error of one example's influence density m in :math:`L^1`;
-    - ``"<scheme>: regional averages"``: the largest error of the density's three averages;
+    - ``"<scheme>: regional averages"``: the largest error of the density's three averages, with
+      :math:`\delta = 1/5`;
     - ``"<scheme>: cone mass"``: the largest relative error over positions, at the terminal state.
 
     Parameters
@@ -67,8 +68,6 @@ def input_adjoint_depth_studies(
         By name, how the control becomes layers and how a layer is applied.
     horizon
         :math:`T`; the step is :math:`\varepsilon = T/M`.
-    delta
-        The width :math:`\delta` of the left and right regions, below one half.
     references
         Two depth flows to the horizon: the second is the limit, the first gives its error. By
         default `reference_flows`, to 1e-13. Where these do not reach T, they raise
@@ -82,8 +81,8 @@ def input_adjoint_depth_studies(
     Raises
     ------
     ValueError
-        If depths are not whole numbers that rise, the references are not two flows to `horizon` or
-        are one flow twice, or `delta` is not between 0 and one half.
+        If depths are not whole numbers that rise, or the references are not two flows to `horizon`
+        or are one flow twice.
     """
     require_rising(depths, "depths")
     terminal = jnp.array(horizon)
@@ -96,7 +95,7 @@ def input_adjoint_depth_studies(
         return {
             "input adjoint": adjoint,
             "density": density,
-            "regional averages": regional_averages(density, boundary_regions(grid, delta)),
+            "regional averages": regional_averages(density, boundary_regions(grid, DELTA)),
             "cone mass": cone_mass(control(terminal).attention, state, grid),
         }
 

@@ -423,7 +423,7 @@ def position_costs(sizes: Iterable[int], seed: int = 0) -> list[Curve]:
     @filter_jit
     def averages(grid: Grid) -> Array:
         """Return the regional averages of the input density on one grid."""
-        return in_position.influence_of_field(flow, terminal_loss, smooth_states, grid, 0.2)[2]
+        return in_position.influence_of_field(flow, terminal_loss, smooth_states, grid)[2]
 
     curves: dict[str, dict[float, Array]] = {
         name: {size: averages(make_grid(size)) for size in sizes}

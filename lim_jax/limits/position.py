@@ -36,6 +36,8 @@ from lim_jax.network.slots import State
 QueryDensity = Callable[[Float[Array, " points"]], Float[Array, " points"]]
 Readout = Callable[[State, Grid], State]
 SAMPLES = np.linspace(0.0, 1.0, 2001)  # where densities are looked at, and slopes are measured
+INSIDE = 0.2  # from this position on errors of an input adjoint, which is singular at 0, are seen
+DELTA = 0.2  # the width of the left and right regions over which influence is averaged
 SINGULAR_AT_ZERO = (gauss_grid(24, panels=24), gauss_grid(28, panels=28))
 
 
@@ -426,6 +428,14 @@ def singularity_study(
     return study._replace(xlabel="log(1/q)", ylabel="size of the input adjoint at q")
 
 
+_SOURCES = {  # what the studies of input adjoints measure, and the labels of its equations
+    "inside": "eq:adjoint",
+    "global": "eq:adjoint",
+    "density": "eq:influence-density",
+    "regional averages": "eq:gd-left-average",
+}
+
+
 def input_adjoint_studies(
     flow: ResidualFlow,
     terminal_loss: Callable[[State, Grid], Float[Array, ""]],
@@ -433,8 +443,6 @@ def input_adjoint_studies(
     sizes: Sequence[int],
     make_grid: MakeGrid = token_grid,
     *,
-    inside: float = 0.2,
-    delta: float = 0.2,
     references: References = SINGULAR_AT_ZERO,
 ) -> dict[str, Study]:
     """Compare the input adjoint and density of one example on tokens with the continuum."""
@@ -443,56 +451,48 @@ def input_adjoint_studies(
     check, reference = references
     grids = [*map(make_grid, sizes), check]
 
-    def quantities(grid: Grid) -> tuple[State, Array, Array]:
-        """Return the input adjoint, its density and the regional averages on one grid."""
-        return influence_of_field(flow, terminal_loss, states, grid, delta)
-
     @cached_jit
     def distances(
         reference: Grid, quadrature: _Quadrature, grids: list[Grid]
     ) -> list[dict[str, Array]]:
         """Compute the errors of adjoint, density and regional averages on every grid."""
-        expected, exact_density, averages = quantities(reference)
-        everywhere = _embedding(expected, reference, quadrature.nodes)
-        density = _embedding(exact_density, reference, quadrature.nodes)
+        influence = partial(influence_of_field, flow, terminal_loss, states)
+        exact, exact_density, exact_averages = influence(reference)
+        exact_everywhere = _embedding(exact, reference, quadrature.nodes)
+        exact_density_everywhere = _embedding(exact_density, reference, quadrature.nodes)
 
-        def on(grid: Grid) -> dict[str, Array]:
+        def errors(grid: Grid) -> dict[str, Array]:
             """Compute the errors on one grid, by name."""
-            adjoint, its_density, its_averages = quantities(grid)
-            gap = jnp.abs(adjoint - reference.interpolate(expected, grid.nodes))
+            adjoint, density, averages = influence(grid)
+            gap = jnp.abs(adjoint - reference.interpolate(exact, grid.nodes))
             embed = partial(_embedding, grid=grid, positions=quadrature.nodes)
+            density_gap = jnp.abs(embed(density) - exact_density_everywhere)
             return {
-                "inside": jnp.where((grid.nodes >= inside)[:, None], gap, 0).max(),
-                "global": quadrature.norm(embed(adjoint) - everywhere),
-                "density": quadrature.weights @ jnp.abs(embed(its_density) - density),
-                "regional averages": jnp.abs(its_averages - averages).max(),
+                "inside": jnp.where((grid.nodes >= INSIDE)[:, None], gap, 0).max(),
+                "global": quadrature.norm(embed(adjoint) - exact_everywhere),
+                "density": quadrature.weights @ density_gap,
+                "regional averages": jnp.abs(averages - exact_averages).max(),
             }
 
-        return [on(grid) for grid in grids]
+        return [errors(grid) for grid in grids]
 
-    errors = distances(reference, _fine_quadrature(reference), grids)
-    *gaps, reference_errors = jax.tree.map(float, errors)
-    sources = {
-        "inside": "eq:adjoint",
-        "global": "eq:adjoint",
-        "density": "eq:influence-density",
-        "regional averages": "eq:gd-left-average",
-    }
+    by_grid = distances(reference, _fine_quadrature(reference), grids)
+    *gaps, reference_errors = jax.tree.map(float, by_grid)
     return {
         name: refine(source, None, sizes, [gap[name] for gap in gaps], reference_errors[name])
-        for name, source in sources.items()
+        for name, source in _SOURCES.items()
     }
 
 
 def influence_of_field(
-    flow: ResidualFlow, terminal_loss: Callable, states: PositionField, grid: Grid, delta: float
+    flow: ResidualFlow, terminal_loss: Callable, states: PositionField, grid: Grid
 ) -> tuple[State, Float[Array, " length"], Float[Array, "3"]]:
     """Return the input adjoint, its density and the density's regional averages."""
     trajectory = adjoint_trajectory(flow, terminal_loss, (states(grid.nodes), grid), grid)
     adjoint = trajectory.covectors[0]
     energy = (adjoint**2).sum(axis=1)
     density = energy / integral(energy, grid)
-    return adjoint, density, regional_averages(density, boundary_regions(grid, delta))
+    return adjoint, density, regional_averages(density, boundary_regions(grid, DELTA))
 
 
 def cesaro_study(strength: float, sizes: Sequence[int], terms: int = 80) -> Study:
