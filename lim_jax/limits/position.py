@@ -428,7 +428,7 @@ def singularity_study(
     return study._replace(xlabel="log(1/q)", ylabel="size of the input adjoint at q")
 
 
-_SOURCES = {  # what the studies of input adjoints measure, and the labels of its equations
+_SOURCES = {  # the label of each quantity
     "inside": "eq:adjoint",
     "global": "eq:adjoint",
     "density": "eq:influence-density",
