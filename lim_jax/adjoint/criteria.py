@@ -399,16 +399,7 @@ def recency_survival(
     require_concrete("terminal and initial", (terminal, initial))
     require_concrete("amplification", amplification, bounds=True)
     amplification, sampling = _amplification_and_premise(amplification)
-    require_floats(amplification, "amplification", "examples *layers", "Pass c of every example.")
-    require(
-        amplification.size > 0,
-        "amplification",
-        got=described(amplification),
-        expected="at least one c for each example",
-        cure="Pass c of each layer, which bounds a norm.",
-    )
-    later = amplification.reshape(len(amplification), -1)
-    later = as_nonnegative(later, "amplification", "Pass c of each layer, which bounds a norm.")
+    later = _amplification_rows(amplification)
     stability, relative_change = _stability(terminal, initial, later[:, 0], regions)
     before, after, change = (np.asarray(values, float) for values in stability)
     precision = jnp.result_type(stability.terminal)
@@ -417,12 +408,6 @@ def recency_survival(
     ceiling = bearable_amplification(regions)
     least = later.min(axis=0).tolist()
     heavy = make_inequality("R_res > 0", before[RIGHT], before[MIDDLE], precision)
-    statement = "E[(2c + c²) |P_T|²] is finite, as of every sample of finite c"
-    finite = Premise(statement, bound, math.isfinite(bound))
-    statement = "c >= |P_0 - P_T| / |P_T| of every example, which is at most"
-    bounding = Premise(
-        statement, float(relative_change.ratio.max()), not bool(relative_change.refuted.any())
-    )
     vacuous = ""
     decisive = ""
     if least[0] >= ceiling:
@@ -431,19 +416,32 @@ def recency_survival(
             f"cannot hold from c = {ceiling:.3g} on"
         )
         decisive = _enough_damping(least, ceiling)
-    statement = "R_res > (1/|E_R| + 1/|E_M|) E[(2c + c²) |P_T|²]"
-    scale = before[RIGHT] + before[MIDDLE] + bound
-    survives = make_inequality(statement, contrast, bound, precision, scale=scale)
     return Certificate(
         name="survival of recency",
         source="prop:regional-recency-persistence",
         premises=(
             Premise("R_res > 0: the terminal covector is right-heavy", contrast, heavy.holds),
-            finite,
-            bounding,
+            Premise(
+                "E[(2c + c²) |P_T|²] is finite, as of every sample of finite c",
+                bound,
+                math.isfinite(bound),
+            ),
+            Premise(
+                "c >= |P_0 - P_T| / |P_T| of every example, which is at most",
+                float(relative_change.ratio.max()),
+                not bool(relative_change.refuted.any()),
+            ),
             *sampling,
         ),
-        inequalities=(survives,),
+        inequalities=(
+            make_inequality(
+                "R_res > (1/|E_R| + 1/|E_M|) E[(2c + c²) |P_T|²]",
+                contrast,
+                bound,
+                precision,
+                scale=before[RIGHT] + before[MIDDLE] + bound,
+            ),
+        ),
         conclusion="influence averages more over the right than over the middle",
         measured=(
             make_inequality("mean of I, right > middle", after[RIGHT], after[MIDDLE], precision),
@@ -451,6 +449,20 @@ def recency_survival(
         vacuous=vacuous,
         decisive=decisive,
     )
+
+
+def _amplification_rows(amplification: Any) -> Float[Array, "examples layers"]:
+    """Return c as a row for each example; raise unless it has one c or more, none negative."""
+    require_floats(amplification, "amplification", "examples *layers", "Pass c of every example.")
+    require(
+        amplification.size > 0,
+        "amplification",
+        got=described(amplification),
+        expected="at least one c for each example",
+        cure="Pass c of each layer, which bounds a norm.",
+    )
+    rows = amplification.reshape(len(amplification), -1)
+    return as_nonnegative(rows, "amplification", "Pass c of each layer, which bounds a norm.")
 
 
 def _amplification_and_premise(
@@ -540,23 +552,17 @@ def right_biased_queries(
     is_query = np.asarray(query_weights) > 0
     weights = regions.grid.weights
     measured, expected = _measured_queries(query_weights, residual_energies, terminal, weights)
-    # Over the two regions that are compared: large energies on the left hide nothing there.
-    difference, sizes = (
-        float(regional_averages(of, regions)[MIDDLE:].sum())
-        for of in (jnp.abs(measured - expected), measured + expected)
-    )
-    gap = difference / sizes if sizes > 0 else 0.0
     precision = jnp.result_type(measured)
     energies = np.asarray(regional_averages(measured, regions))
     inside = np.asarray(regions.weights) > 0
 
-    def extreme(region: int, of: Any, empty: float) -> float:
-        """Return the extreme residual energy of a region's queries, or `empty` without queries."""
-        queries = is_query & inside[region]
-        return float(of(np.asarray(residual_energies)[queries])) if queries.any() else empty
+    def energies_of_queries(region: int) -> np.ndarray:
+        """Return the residual energies of a region's queries."""
+        return np.asarray(residual_energies)[is_query & inside[region]]
 
-    least = extreme(RIGHT, np.min, 0.0)
-    most = extreme(MIDDLE, np.max, 0.0)
+    on_right = energies_of_queries(RIGHT)
+    least = float(on_right.min()) if on_right.size else 0.0
+    most = float(energies_of_queries(MIDDLE).max(initial=0.0))
     vacuous = ""
     decisive = ""
     if float(squares[RIGHT]) <= 0:
@@ -565,17 +571,21 @@ def right_biased_queries(
     elif least == 0:
         vacuous = "some query of the right region has no readout residual (ρ = 0)"
         decisive = "without the queries of the right region that are answered for certain"
-    statement = "ρ₋ mean of χ² on the right > ρ₊ mean of χ² in the middle"
-    right = least * squares[RIGHT]
-    middle = most * squares[MIDDLE]
-    biased = make_inequality(statement, right, middle, precision)
-    statement = "P_T's energies are χ² ρ in the middle and on the right, but for this part"
-    tokenwise = Premise(statement, gap, gap <= half_digits(precision))
     return Certificate(
         name="right-biased queries",
         source="eq:right-biased-squared-query-mass",
-        premises=(Premise("ρ₋ > 0 over the right queries", least, least > 0), tokenwise),
-        inequalities=(biased,),
+        premises=(
+            Premise("ρ₋ > 0 over the right queries", least, least > 0),
+            _tokenwise_premise(measured, expected, regions),
+        ),
+        inequalities=(
+            make_inequality(
+                "ρ₋ mean of χ² on the right > ρ₊ mean of χ² in the middle",
+                least * squares[RIGHT],
+                most * squares[MIDDLE],
+                precision,
+            ),
+        ),
         conclusion="R_res > 0: the terminal covector is right-heavy",
         measured=(
             make_inequality(
@@ -585,6 +595,18 @@ def right_biased_queries(
         vacuous=vacuous,
         decisive=decisive,
     )
+
+
+def _tokenwise_premise(measured: Array, expected: Array, regions: Regions) -> Premise:
+    """State that energies in the middle and on the right are those of a tokenwise readout."""
+    # Over the two regions that are compared: large energies on the left hide nothing there.
+    difference, sizes = (
+        float(regional_averages(energies, regions)[MIDDLE:].sum())
+        for energies in (jnp.abs(measured - expected), measured + expected)
+    )
+    gap = difference / sizes if sizes > 0 else 0.0
+    statement = "P_T's energies are χ² ρ in the middle and on the right, but for this part"
+    return Premise(statement, gap, gap <= half_digits(jnp.result_type(measured)))
 
 
 @jax.jit

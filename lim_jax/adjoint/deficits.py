@@ -226,12 +226,8 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
     require_scalar(bounds.left, "left")
     require_scalar(bounds.right, "right")
     _require_true(regional, bounds)
-    upper = np.asarray(bounds.upper)
-    correlations = np.asarray(bounds.correlations)
-    roots = np.sqrt(upper)  # before products, which may under- or overflow in float32
-    scales = np.stack([roots[:, a] * roots[:, b] for a, b in PAIRS], axis=1)
-    left, middle, right = (float(gamma) for gamma in 2 * (correlations * scales).sum(axis=1))
-    spent = float(upper[MIDDLE].sum()) + middle
+    left, middle, right = _cross_terms(bounds)
+    spent = float(np.asarray(bounds.upper)[MIDDLE].sum()) + middle
     lower = {"left": float(bounds.left), "right": float(bounds.right)}
     cross_terms = {"left": left, "right": right}
     hopeless = [name for name in lower if lower[name] <= cross_terms[name]]
@@ -244,23 +240,34 @@ def double_deficit(regional: RegionalChannels, bounds: ChannelBounds) -> Certifi
             "middle is"
         )
         decisive = _enough_data(regional, hopeless)
-    sides = []
     precision = jnp.result_type(regional.products)
-    for name in lower:
-        statement = f"l({name}) > U(middle) + Γ(middle) + Γ({name})"
-        sides.append(make_inequality(statement, lower[name], spent + cross_terms[name], precision))
     return Certificate(
         name="double deficit from channel bounds",
         source="thm:channel-energy-double-deficit",
         premises=tuple(
             Premise(f"l({name}) > 0", value, value > 0) for name, value in lower.items()
         ),
-        inequalities=tuple(sides),
+        inequalities=tuple(
+            make_inequality(
+                f"l({name}) > U(middle) + Γ(middle) + Γ({name})",
+                value,
+                spent + cross_terms[name],
+                precision,
+            )
+            for name, value in lower.items()
+        ),
         conclusion="Lost-in-the-Middle: both boundaries above the middle",
         measured=_lost_in_the_middle(np.asarray(regional.totals), regional),
         vacuous=vacuous,
         decisive=decisive,
     )
+
+
+def _cross_terms(bounds: ChannelBounds) -> list[float]:
+    r"""Return :math:`\Gamma`, the most that cross terms take or give, of the three regions."""
+    roots = np.sqrt(np.asarray(bounds.upper))  # before products, which may under- or overflow
+    scales = np.stack([roots[:, a] * roots[:, b] for a, b in PAIRS], axis=1)
+    return [float(gamma) for gamma in 2 * (np.asarray(bounds.correlations) * scales).sum(axis=1)]
 
 
 def _enough_data(regional: RegionalChannels, hopeless: list[str]) -> str:

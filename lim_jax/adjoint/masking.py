@@ -237,9 +237,8 @@ def mask_path(
         cure="Pass for example parts >= 0.",
     )
     nodes = as_int(nodes, "nodes")
-    between = isinstance(least, Real) and 0 < least < 1
     require(
-        between,
+        isinstance(least, Real) and 0 < least < 1,
         "least",
         got=repr(least),
         expected="a number between 0 and 1",

@@ -135,6 +135,7 @@ def _linearise_heads(attention: Any, x: State, grid: Grid) -> tuple[State, Pull]
     softmax = isinstance(attention, CausalAttention)
     source_argument = attention.rope(grid) if softmax else grid
     sources, pull_sources = jax.vjp(lambda context: attention.sources(context, source_argument), x)
+    structure = jax.tree.structure(sources)
     heads = heads_of(attention)
 
     def attend(x: State, *by_heads: Array) -> State:
@@ -142,20 +143,15 @@ def _linearise_heads(attention: Any, x: State, grid: Grid) -> tuple[State, Pull]
         if softmax:
             query = attention.queries(x, source_argument)
             return attention.attended(query, *by_heads, attention.gates(x), grid)
-        output = attention.reads(x, jax.tree.unflatten(jax.tree.structure(sources), by_heads), grid)
+        output = attention.reads(x, jax.tree.unflatten(structure, by_heads), grid)
         return attention.project_output(output, attention.gates(x))
 
     each_head = [by_head(grouped, heads) for grouped in sources]
     value, pull = jax.vjp(attend, x, *each_head)
 
-    def sum_groups(by_heads: Array, source: Array) -> Array:
-        """Sum the query heads' gradients over the heads that share one source."""
-        return by_heads.reshape(len(source), -1, *source.shape[1:]).sum(axis=1)
-
     def kernel(*by_heads: Array) -> State:
         """Pull gradients of all heads' sources back to the context."""
-        summed = map(sum_groups, by_heads, sources)
-        structure = jax.tree.structure(sources)
+        summed = map(_sum_groups, by_heads, sources)
         return pull_sources(jax.tree.unflatten(structure, summed))[0] / weights
 
     def head_kernel(head: Array, *by_heads: Array) -> State:
@@ -181,6 +177,11 @@ def _linearise_heads(attention: Any, x: State, grid: Grid) -> tuple[State, Pull]
         return Pulled(parts, sparse_parts, by_heads)
 
     return value, pull_all
+
+
+def _sum_groups(by_heads: Array, source: Array) -> Array:
+    """Sum the query heads' gradients over the heads that share one source."""
+    return by_heads.reshape(len(source), -1, *source.shape[1:]).sum(axis=1)
 
 
 def _pull_dense(

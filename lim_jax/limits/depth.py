@@ -450,7 +450,9 @@ def shadowing_study(
         defect = _largest_norm(defects, grid) * (depth / horizon) ** 2
         return _RecursionRun(layers, states, flow, horizon / depth, defect)
 
-    check, reference = references or (_follow(profile, horizon, count) for count in (6, 8))
+    if references is None:
+        references = _follow(profile, horizon, 6), _follow(profile, horizon, 8)
+    check, reference = references
     runs = {depth: run(depth, reference) for depth in depths}
     flow = runs[min(runs)].flow
     rounding = rounding_error(flow, _largest_norm(flow, grid))

@@ -188,6 +188,17 @@ def parameter_shift(
         "more, expected those at which the risk is least. Minimise the risk further, or take a "
         "larger strength: the shift is proportional to it.",
     )
+    solution = _solve_positive(hessian_product, slope, tolerance)
+    return jax.tree.map(lambda leaf: -strength * leaf, solution)
+
+
+def _solve_positive(
+    hessian_product: Callable[[PyTree], PyTree], slope: PyTree, tolerance: float
+) -> PyTree:
+    """Solve for the direction that a Hessian maps to a slope, by conjugate gradients.
+
+    The solution's use raises EquinoxRuntimeError where the curvature along it is not positive.
+    """
     operator = lineax.FunctionLinearOperator(
         hessian_product, jax.eval_shape(lambda: slope), lineax.positive_semidefinite_tag
     )
@@ -196,13 +207,12 @@ def parameter_shift(
     solver = lineax.CG(rtol=tolerance, atol=tolerance)
     solution = lineax.linear_solve(operator, slope, solver).value
     curvature = sum(jax.tree.leaves(jax.tree.map(lambda s, x: jnp.sum(s * x), slope, solution)))
-    solution = error_if(
+    return error_if(
         solution,
         (_norm(slope) > 0) & (curvature <= 0),
         "risk: got a Hessian at params that is not, expected a positive definite one. Minimise the "
         "risk further, or add a regulariser to a flat one.",
     )
-    return jax.tree.map(lambda leaf: -strength * leaf, solution)
 
 
 def _norm(tree: PyTree) -> Scalar:

@@ -85,21 +85,7 @@ def resumable(
     steps = as_int(steps, "steps", cure="Ask for more.")
     every = as_int(every, "every")
     file = None if checkpoint is None else checkpoint_file(checkpoint)
-    about = {}
-    if file is not None:
-        require(
-            run is not None,
-            "run",
-            got="none beside a checkpoint",
-            expected="a name of your own, or all that the steps compute with",
-            cure=(
-                "Pass a name, and another one when the step changes: a checkpoint does not "
-                "compare the step."
-            ),
-        )
-        require_known((state, run), "checkpoint", "arrays to keep in a file")
-        start = digest((digest(state, named=True), run))
-        about = {"function": "resumable", "start": start}
+    about = {} if file is None else _describe_run(state, run)
     first = state
     done = 0
     saved = []
@@ -115,14 +101,30 @@ def resumable(
     records = rows_like(_recorded_by(step, first)) if done == steps else None
     for index in progress(range(done, steps)):
         state, record = step(state, index)
-        records = rows_like(record) if records is None else records
+        if records is None:
+            records = rows_like(record)
         records = _with(records, record, index)
-        last = index + 1 == steps
-        if file is not None and (last or (index + 1) % every == 0):
-            taken = index + 1
+        taken = index + 1
+        if file is not None and (taken == steps or taken % every == 0):
             so_far = jax.tree.map(lambda leaf, end=taken: np.asarray(leaf)[:end], records)
             store(file, about, {"steps": taken}, (state, so_far))
     return state, records
+
+
+def _describe_run(state: PyTree, run: PyTree) -> Run:
+    """Return what a checkpoint is compared with; raise ValueError without a run, or if traced."""
+    require(
+        run is not None,
+        "run",
+        got="none beside a checkpoint",
+        expected="a name of your own, or all that the steps compute with",
+        cure=(
+            "Pass a name, and another one when the step changes: a checkpoint does not "
+            "compare the step."
+        ),
+    )
+    require_known((state, run), "checkpoint", "arrays to keep in a file")
+    return {"function": "resumable", "start": digest((digest(state, named=True), run))}
 
 
 @jax.jit
