@@ -29,7 +29,7 @@ from tiny import tiny
 import lim_jax as lim
 from lim_jax._argument_error import Refusal
 from lim_jax.checkpoints.families.family_table import recipe_of
-from lim_jax.models.causal import open_files
+from lim_jax.models.reading import open_files
 
 CONFIGS = Path(__file__).parent.parent / "tests" / "checkpoints" / "published.json"
 # What transformers calls otherwise, or writes by other names than the publisher does.
