@@ -105,9 +105,8 @@ def _text_options(config: Configuration, flat: bool, image_options: Sequence[str
         others = (*image_options, "model_type", "architectures")
         return {name: value for name, value in config.options.items() if name not in others}
     inner = config[TEXT]
-    text_options = {
-        name: inner[name] for name in inner if inner[name] != "exaone4_5_text"
-    }  # renamed
+    # The family of EXAONE 4.5's text was renamed, and is left to the default.
+    text_options = {name: value for name, value in inner.items() if value != "exaone4_5_text"}
     if config.get("use_sliding_window") is False:  # beside which a window says nothing
         config.ignore("sliding_window")
     refuse_unknown(config, {name: (value,) for name, value in text_options.items()})
