@@ -177,7 +177,9 @@ def others(name: str, value: Any) -> list[Any]:
     if isinstance(value, int):
         return [value + 1, 2 * value] if value else [1, 2]
     if isinstance(value, float):
-        return [0.01] if 0 < value < 1e-3 else [0.4 * value, 1.7 * value] if value else [0.3]
+        if value == 0:
+            return [0.3]
+        return [0.01] if 0 < value < 1e-3 else [0.4 * value, 1.7 * value]
     return [0.5, 2, True] if value is None else []
 
 
@@ -207,9 +209,9 @@ def rope_edits(document: Document) -> Iterator[Document]:
             rope |= {"short_factor": (1 + counts / 4).tolist()}
             rope |= {"long_factor": (1 + 2.0 * counts).tolist()}
         for newer in (rope | THETA, rope):
-            yield {"rope_parameters": {kind: newer for kind in kinds} if kinds else newer}
+            yield {"rope_parameters": dict.fromkeys(kinds, newer) if kinds else newer}
         if kinds:
-            yield {"rope_parameters": newer}
+            yield {"rope_parameters": rope}
             yield {"rope_parameters": {"full_attention": rope | THETA}}
         yield {"rope_scaling": rope, "rope_parameters": GONE} | THETA
         yield {"rope_scaling": rope, "rope_parameters": GONE}
@@ -248,7 +250,8 @@ class Audit:
     """One family's folder, written anew for each edit."""
 
     def __init__(self, family: str, folder: Path):
-        self.family, self.folder = family, folder
+        self.family = family
+        self.folder = folder
         self.done = {}  # logits by all that a model is: many options change nothing
         self.made(config_of(family))
         self.document = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -278,13 +281,9 @@ class Audit:
         if refused is not None:
             return refused
         try:
-            if save_unedited:
-                self.write(self.document)
-                self.made(t.AutoConfig.from_pretrained(self.folder))
-            self.write(document)
-            if not save_unedited:
-                self.made(t.AutoConfig.from_pretrained(self.folder))
-                self.write(document)
+            self.write(self.document if save_unedited else document)
+            self.made(t.AutoConfig.from_pretrained(self.folder))
+            self.write(document)  # which was saved as transformers spells it
             theirs = self.theirs()
         except Exception as error:  # transformers has no network of such options
             return "unmade", f"{type(error).__name__}: {error}"
