@@ -73,7 +73,9 @@ def ours(
     weights = lim.loss.teacher_forcing(length, continuation=False)
     terminal_loss = model.terminal_loss
     both = jnp.stack([ids, ids[::-1]])
-    x, y = example = model.embed(ids), lim.models.Targets(jnp.roll(ids, -1), weights)
+    x = model.embed(ids)
+    y = lim.models.Targets(jnp.roll(ids, -1), weights)
+    example = (x, y)
     loss, gradient = jax.value_and_grad(model.loss)(x, y)
     ledger = channels(model.flow, terminal_loss, example, grid).vectors.sum(axis=0)
     hops = attention_hops(model.flow, terminal_loss, example, grid, 2)[0].sum(axis=0)

@@ -114,6 +114,38 @@ def losses(
     return F.cross_entropy(logits.transpose(1, 2), y, reduction="none").mean(dim=1)
 
 
+def cone_mass(params: Parameters, x: torch.Tensor, heads: int) -> np.ndarray:
+    """Compute the cone masses of the first layer's attention, at the first example."""
+    first = {name: value[0] for name, value in params.items() if name not in OUTER}
+    example = x[:1]
+    length = x.shape[1]
+
+    def attend(context: torch.Tensor) -> torch.Tensor:
+        """Compute the attention's output of a context's states."""
+        return attention(first, example, context[None], heads)[0]
+
+    with sdpa_kernel(SDPBackend.MATH):
+        # In chunks: all cotangents at once need 17 GiB of attention matrices at size (a).
+        jacobian = torch.func.jacrev(attend, chunk_size=512)(x[0])
+    rows, columns = torch.tril_indices(length, length, device=x.device)
+    blocks = jacobian.transpose(1, 2)[rows, columns]
+    squares = torch.linalg.matrix_norm(blocks, ord=2) ** 2
+    sums = squares.new_zeros(length).index_add(0, columns, squares)
+    return (length * sums).cpu().numpy()
+
+
+def gramians(params: Parameters, x: torch.Tensor, heads: int) -> np.ndarray:
+    """Compute the Gramian of each position at the last token, of the first example."""
+
+    def last_states(x: torch.Tensor) -> torch.Tensor:
+        """Compute the last token's state before every layer."""
+        return torch.stack([state[0, -1] for state in trajectory(params, x[None], heads)[:-1]])
+
+    with sdpa_kernel(SDPBackend.MATH):
+        jacobian = torch.func.jacrev(last_states)(x[0])
+    return torch.einsum("koia,koib->iab", jacobian, jacobian).cpu().numpy()
+
+
 def jobs(
     arrays: dict[str, np.ndarray],
     x: np.ndarray,
@@ -177,36 +209,12 @@ def jobs(
         loss = first_order_losses(params, x_, y, heads, log_weights).mean()
         return {"": torch.autograd.grad(loss, log_weights)[0].cpu().numpy()}
 
-    def cone_mass() -> dict[str, np.ndarray]:
-        first = {name: value[0] for name, value in params.items() if name not in OUTER}
-        example = x_[:1]
-
-        def attend(context: torch.Tensor) -> torch.Tensor:
-            return attention(first, example, context[None], heads)[0]
-
-        with sdpa_kernel(SDPBackend.MATH):
-            # In chunks: all cotangents at once need 17 GiB of attention matrices at size (a).
-            jacobian = torch.func.jacrev(attend, chunk_size=512)(x_[0])
-        rows, columns = torch.tril_indices(length, length, device=device)
-        blocks = jacobian.transpose(1, 2)[rows, columns]
-        squares = torch.linalg.matrix_norm(blocks, ord=2) ** 2
-        sums = squares.new_zeros(length).index_add(0, columns, squares)
-        return {"": (length * sums).cpu().numpy()}
-
-    def gramians() -> dict[str, np.ndarray]:
-        def last_states(x: torch.Tensor) -> torch.Tensor:
-            return torch.stack([state[0, -1] for state in trajectory(params, x[None], heads)[:-1]])
-
-        with sdpa_kernel(SDPBackend.MATH):
-            jacobian = torch.func.jacrev(last_states)(x_[0])
-        return {"": torch.einsum("koia,koib->iab", jacobian, jacobian).cpu().numpy()}
-
     return {
         "influence": influence,
         "gradient": gradient,
         "algorithm 1": algorithm_1,
         "mdot": mdot,
         "mask gradient": mask_gradient,
-        "cone mass": cone_mass,
-        "gramians": gramians,
+        "cone mass": lambda: {"": cone_mass(params, x_, heads)},
+        "gramians": lambda: {"": gramians(params, x_, heads)},
     }
