@@ -58,7 +58,7 @@ class Clock:
         self.open.pop()
 
     def within(self, phase: str, function: Callable) -> Callable:
-        """The function, whose time is of the phase."""
+        """Wrap a function, so that its time is of the phase."""
 
         @wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
