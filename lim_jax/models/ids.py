@@ -387,8 +387,8 @@ def _rows_by_context(
         if number not in rows:
             numbers = batch_of[number]
             if folder is None:
-                distinct = dict.fromkeys(numbers)
-                rows |= zip(distinct, measure_batch(numbers), strict=False)
+                distinct = dict.fromkeys(numbers)  # the last one may fill the batch up
+                rows |= dict(zip(distinct, measure_batch(numbers), strict=False))
             else:
                 rows |= _stored_rows(folder, numbers, run_of, measure_batch)
         yield len(windows[number]) - 1, rows.pop(number)
