@@ -42,7 +42,7 @@ STATM = Path("/proc/self/statm")
 
 @pytest.fixture(autouse=True, scope="session")
 def examples_know_the_library(doctest_namespace):
-    """Beside the names of their file: as on every page, ``import lim_jax as lim`` stands before.
+    """Give examples ``lim``: as on every page, ``import lim_jax as lim`` stands before.
 
     Not imported above: older versions of jaxtyping check what is imported after this file.
     """
@@ -51,7 +51,7 @@ def examples_know_the_library(doctest_namespace):
 
 @pytest.fixture(autouse=True)
 def forget_compiled_programs():
-    """With what was traced they are most of a worker's memory, and few are used by two files."""
+    """Forget programs, which with what was traced are most of a worker's memory."""
     yield
     if STATM.exists() and int(STATM.read_bytes().split()[1]) * resource.getpagesize() > HELD:
         jax.clear_caches()
@@ -65,7 +65,7 @@ SPENT = pytest.StashKey[dict[str, tuple[float, float]]]()
 
 
 def spent() -> tuple[float, float]:
-    """The peak of this process's memory in GiB, and its minutes of CPU with its children's."""
+    """Return this process's peak of memory in GiB, and minutes of CPU with its children's."""
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB
     return peak, sum(os.times()[:4]) / 60

@@ -68,7 +68,7 @@ class Prepared(NamedTuple):
 
 
 def prepared(size: Size, name: str, precision: Precision, device: jax.Device) -> Prepared:
-    """A job of `jobs`, on arrays that are drawn by the processor whatever the device."""
+    """Prepare a job of `jobs`, on arrays that are drawn by the processor whatever the device."""
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         model, x, labels = network(size)
         arrays = model, (x, jax.nn.one_hot(labels, VOCABULARY))
@@ -91,7 +91,7 @@ def prepared(size: Size, name: str, precision: Precision, device: jax.Device) ->
 
 
 def prepared_profile(folder: Path, holding: str, device: jax.Device) -> Prepared:
-    """The energies of contexts of a network that is read before; the first call compiles."""
+    """Prepare the energies of contexts of a network that is read; the first call compiles."""
     with jax.default_device(device):
         model = published.loaded(folder, holding)
 
@@ -105,18 +105,18 @@ def prepared_profile(folder: Path, holding: str, device: jax.Device) -> Prepared
 
 
 def numbers(tree: Any) -> list[np.ndarray]:
-    """All arrays, in double precision."""
+    """Return all arrays, in double precision."""
     return [np.asarray(leaf).astype(float) for leaf in jax.tree.leaves(tree)]
 
 
 def largest_difference(tree: Any, expected: list[np.ndarray]) -> float:
-    """Relative to the largest number of each array."""
+    """Return the largest difference, relative to the largest number of each array."""
     pairs = zip(numbers(tree), expected, strict=True)
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
 
 
 def measured(job: Prepared, expected: list[np.ndarray], repeats: int, device: jax.Device) -> dict:
-    """What a row says of a job: first its numbers, then medians."""
+    """Return what a row says of a job: first its numbers, then medians."""
     difference = largest_difference(job.run(), expected)
     times = [record.seconds(lambda: jax.block_until_ready(job.run())) for _ in range(repeats)]
     stats = device.memory_stats() or {}
@@ -132,7 +132,7 @@ def measured(job: Prepared, expected: list[np.ndarray], repeats: int, device: ja
 
 
 def line(row: dict) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
 
     def cell(name: str) -> str:
         value = row[name]
@@ -142,7 +142,7 @@ def line(row: dict) -> str:
 
 
 def described(device: jax.Device) -> dict[str, str]:
-    """The device, and the versions of what runs it."""
+    """Return the device, and the versions of what runs it."""
     return {
         "device": device.device_kind,
         "platform version": device.client.platform_version.splitlines()[0],
@@ -154,7 +154,7 @@ def described(device: jax.Device) -> dict[str, str]:
 def rows(
     label: str, names: tuple[str, ...], repeats: int, device: jax.Device
 ) -> Iterator[dict[str, Any]]:
-    """Each job of a size, beside the processor in float32."""
+    """Yield a row for each job of a size, beside the processor in float32."""
     processor = jax.local_devices(backend="cpu")[0]
     for name in tqdm(names, desc=label, leave=False):
         expected = numbers(prepared(SIZES[label], name, "float32", processor).run())
@@ -165,7 +165,7 @@ def rows(
 
 
 def rows_of_profile(repeats: int, device: jax.Device) -> Iterator[dict[str, Any]]:
-    """A published network's, for each way of holding and multiplying its weights."""
+    """Yield a published network's rows, for each way of holding and multiplying its weights."""
     processor = jax.local_devices(backend="cpu")[0]
     with tempfile.TemporaryDirectory() as folder:
         path = published.written(Path(folder) / "network", "0.1b")

@@ -169,7 +169,7 @@ OLDER: list[Document] = [
 
 
 def others(name: str, value: Any) -> list[Any]:
-    """Other values that an option may have, by its name or by its kind."""
+    """Return other values that an option may have, by its name or by its kind."""
     if name in OTHER:
         return [other for other in OTHER[name] if other != value]
     if isinstance(value, bool):
@@ -177,12 +177,14 @@ def others(name: str, value: Any) -> list[Any]:
     if isinstance(value, int):
         return [value + 1, 2 * value] if value else [1, 2]
     if isinstance(value, float):
-        return [0.01] if 0 < value < 1e-3 else [0.4 * value, 1.7 * value] if value else [0.3]
+        if value == 0:
+            return [0.3]
+        return [0.01] if 0 < value < 1e-3 else [0.4 * value, 1.7 * value]
     return [0.5, 2, True] if value is None else []
 
 
 def edits(document: Document) -> Iterator[Document]:
-    """All changes of a family's configuration, those of one option first."""
+    """Yield all changes of a family's configuration, those of one option first."""
     for name, value in document.items():
         yield {name: GONE}
         yield {name: None}
@@ -196,7 +198,7 @@ def edits(document: Document) -> Iterator[Document]:
 
 
 def rope_edits(document: Document) -> Iterator[Document]:
-    """Scalings in both spellings, the older one alone and beside the newer."""
+    """Yield scalings in both spellings, the older one alone and beside the newer."""
     size = document.get("head_dim") or document.get("hidden_size", 24) // 4
     size = document.get("qk_rope_head_dim", size)
     kinds = set(document.get("rope_parameters") or ()) & set(KINDS)
@@ -207,9 +209,9 @@ def rope_edits(document: Document) -> Iterator[Document]:
             rope |= {"short_factor": (1 + counts / 4).tolist()}
             rope |= {"long_factor": (1 + 2.0 * counts).tolist()}
         for newer in (rope | THETA, rope):
-            yield {"rope_parameters": {kind: newer for kind in kinds} if kinds else newer}
+            yield {"rope_parameters": dict.fromkeys(kinds, newer) if kinds else newer}
         if kinds:
-            yield {"rope_parameters": newer}
+            yield {"rope_parameters": rope}
             yield {"rope_parameters": {"full_attention": rope | THETA}}
         yield {"rope_scaling": rope, "rope_parameters": GONE} | THETA
         yield {"rope_scaling": rope, "rope_parameters": GONE}
@@ -220,25 +222,25 @@ def rope_edits(document: Document) -> Iterator[Document]:
 
 
 def edited(document: Document, edit: Document) -> Document:
-    """A configuration with an edit's values, without those that are gone."""
+    """Return a configuration with an edit's values, without those that are gone."""
     return {name: value for name, value in (document | edit).items() if value is not GONE}
 
 
 def spelt(edit: Document) -> str:
-    """An edit in words."""
+    """Spell an edit in words."""
     words = {name: "(left out)" if value is GONE else value for name, value in edit.items()}
     return ", ".join(f"{name} = {json.dumps(value)}" for name, value in words.items())
 
 
 def config_of(family: str) -> t.PretrainedConfig:
-    """A family's configuration, small."""
+    """Return a family's configuration, small."""
     kind = t.models.auto.configuration_auto.CONFIG_MAPPING[family]
     sizes = {name: value for name, value in SIZES.items() if name in kind.__dataclass_fields__}
     return kind(**(NO_WORDS | sizes | FAMILIES[family]))
 
 
 def strangers(document: Document) -> Iterator[Document]:
-    """Options of other families, one at a time."""
+    """Yield options of other families, one at a time."""
     options = {name: value for f in FAMILIES for name, value in config_of(f).to_dict().items()}
     for name in sorted(set(options) - set(document)):
         yield {name: (others(name, options[name]) or [options[name]])[0]}
@@ -248,7 +250,8 @@ class Audit:
     """One family's folder, written anew for each edit."""
 
     def __init__(self, family: str, folder: Path):
-        self.family, self.folder = family, folder
+        self.family = family
+        self.folder = folder
         self.done = {}  # logits by all that a model is: many options change nothing
         self.made(config_of(family))
         self.document = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -269,7 +272,7 @@ class Audit:
         (self.folder / "config.json").write_text(json.dumps(document), encoding="utf-8")
 
     def verdict(self, edit: Document, *, save_unedited: bool = False) -> tuple[str, str]:
-        """Equal, refused, unmade by transformers, or wrong, and what is wrong.
+        """Tell equal, refused, unmade by transformers and wrong, and what is wrong.
 
         With `save_unedited` weights are those of the configuration as it was.
         """
@@ -278,13 +281,9 @@ class Audit:
         if refused is not None:
             return refused
         try:
-            if save_unedited:
-                self.write(self.document)
-                self.made(t.AutoConfig.from_pretrained(self.folder))
-            self.write(document)
-            if not save_unedited:
-                self.made(t.AutoConfig.from_pretrained(self.folder))
-                self.write(document)
+            self.write(self.document if save_unedited else document)
+            self.made(t.AutoConfig.from_pretrained(self.folder))
+            self.write(document)  # which was saved as transformers spells it
             theirs = self.theirs()
         except Exception as error:  # transformers has no network of such options
             return "unmade", f"{type(error).__name__}: {error}"
@@ -302,7 +301,7 @@ class Audit:
         return ("equal", "") if gap <= NEAR else ("wrong", f"{gap:.1e}")
 
     def refused(self, document: Document) -> tuple[str, str] | None:
-        """Whether options alone are refused: no weights are made of these."""
+        """Tell whether options alone are refused, and how: no weights are made of these."""
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(document), encoding="utf-8")
             save_file({"none": np.zeros(1)}, Path(folder) / "model.safetensors")
@@ -315,7 +314,7 @@ class Audit:
         return None
 
     def theirs(self, dtype: torch.dtype = torch.float32) -> np.ndarray:
-        """The logits of the folder by transformers, which must find all weights in it."""
+        """Compute the folder's logits by transformers, which must find all weights in it."""
         network, loading = t.AutoModelForCausalLM.from_pretrained(
             self.folder, output_loading_info=True, dtype=dtype, **EAGER
         )
@@ -326,7 +325,7 @@ class Audit:
             return network.eval()(torch.tensor([IDS])).logits[0].numpy()
 
     def ours(self, dtype: str = "float32") -> np.ndarray:
-        """The logits of the folder by the library, step by step: compiling takes ten times that."""
+        """Compute the logits by the library, step by step: compiling takes ten times that."""
         model = lim.models.load(self.folder, dtype=dtype)
         leaves, tree = jax.tree.flatten(model)
         network_key = tree, tuple(np.asarray(leaf).tobytes() for leaf in leaves)
@@ -337,7 +336,7 @@ class Audit:
 
 
 def relative_difference(actual: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference, relative to the largest entry."""
+    """Return the largest difference, relative to the largest entry."""
     return float(np.abs(actual - expected).max() / np.abs(expected).max())
 
 

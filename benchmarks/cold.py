@@ -57,7 +57,7 @@ JOBS = {
 
 
 def spent(arguments: tuple[str, ...], cache: str = "") -> tuple[float, float, str]:
-    """Seconds of CPU and wall clock of one process, in a folder of its own, and what it printed."""
+    """Run a process in its own folder; return seconds of CPU and of the clock, and its output."""
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "MPLBACKEND": "agg",
@@ -81,7 +81,7 @@ def spent(arguments: tuple[str, ...], cache: str = "") -> tuple[float, float, st
 
 
 def model_arguments(model: str, folder: Path) -> dict[str, tuple[str, ...]]:
-    """Arguments of a question of five documents; of its profile with an answer, and why."""
+    """Return arguments of a question of five documents; of its profile with an answer, and why."""
     documents = [{"text": file.read_text("utf-8")} for file in sorted(DOCUMENTS.iterdir())]
     line = {"documents": documents, "question": QUESTION, "answer": "Mira Castellan"}
     (folder / "line.jsonl").write_text(json.dumps(line), "utf-8")

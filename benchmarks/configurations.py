@@ -168,19 +168,19 @@ PUBLISHED = {
 
 
 def sections(*pairs: int) -> dict[str, Any]:
-    """Rotary positions of which so many pairs know times, rows and columns of images."""
+    """Return rotary positions of which so many pairs know times, rows and columns of images."""
     return {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": list(pairs)}
 
 
 def small(family: str, **options: Any) -> PretrainedConfig:
-    """A configuration of these sizes, as far as the family has them, and options."""
+    """Return a configuration of these sizes, as far as the family has them, and options."""
     kind = CONFIG_MAPPING[family]
     sizes = {name: size for name, size in SIZES.items() if name in kind.__dataclass_fields__}
     return kind(**(sizes | NO_WORDS | options))
 
 
 def with_images(family: str, images: dict[str, Any], text: PretrainedConfig) -> PretrainedConfig:
-    """A text network beside a small one that reads images."""
+    """Return a text network beside a small one that reads images."""
     kind = CONFIG_MAPPING[family]
     return kind(text_config=text.to_dict(), vision_config=images, tie_word_embeddings=False)
 
@@ -594,13 +594,13 @@ CONFIGURATIONS = {
 
 
 def ids_of(config: PretrainedConfig) -> list[int]:
-    """The context of a network, long where it has recurrent layers."""
+    """Return the context of a network, long where it has recurrent layers."""
     recurrent = {"linear_attention", "conv", "hybrid"}
     return LONG_IDS if recurrent & set(getattr(config, "layer_types", None) or ()) else IDS
 
 
 def chosen(names: list[str]) -> list[str]:
-    """The configurations of these families or names; all where none is asked for."""
+    """Return the configurations of these families or names; all where none is asked for."""
     if not names:
         return [*CONFIGURATIONS]
     known = {name.partition(",")[0] for name in CONFIGURATIONS} | CONFIGURATIONS.keys()

@@ -52,7 +52,7 @@ def setting(length: int, width: int, heads: int, depth: int, num_observed: int):
 
 
 def seconds(jobs: dict[str, Callable], *arguments, repeats: int) -> dict[str, float]:
-    """Medians of alternated repeats, after compilation."""
+    """Time jobs by turns after compilation; return the medians."""
     compiled = {name: eqx.filter_jit(job).lower(*arguments).compile() for name, job in jobs.items()}
     times = {name: [] for name in jobs}
     for _ in range(repeats + 1):

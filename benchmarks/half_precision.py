@@ -34,7 +34,7 @@ PROMPTS = (
 
 @eqx.filter_jit
 def quantities(model: models.CausalLM, ids: jax.Array) -> dict[str, jax.Array]:
-    """What is compared, of the last token's loss."""
+    """Return what is compared, of the last token's loss."""
     length = ids.shape[0]
     grid = lim.token_grid(length)
     x = model.embed(ids)
@@ -61,7 +61,7 @@ def quantities(model: models.CausalLM, ids: jax.Array) -> dict[str, jax.Array]:
 
 
 def errors(model: models.CausalLM, ids: np.ndarray) -> dict[str, float]:
-    """Of products in bfloat16 beside float32."""
+    """Return the errors of products in bfloat16 beside float32."""
     half = dataclasses.replace(model, flow=dataclasses.replace(model.flow, compute="bfloat16"))
     exact, half_result = (
         jax.tree.map(np.asarray, quantities(each, jnp.asarray(ids))) for each in (model, half)

@@ -42,7 +42,7 @@ JOBS = ("influence", "gradient", "algorithm 1", "mdot", "cone mass", "gramians")
 
 
 def network(size: Size, remat: str = "full") -> tuple[tuple, np.ndarray, np.ndarray]:
-    """A random pre-norm network with its readout, inputs and labels."""
+    """Return a random pre-norm network with its readout, inputs and labels."""
     keys = jax.random.split(jax.random.key(0), size.depth + 3)
     make = jax.vmap(lambda k: lim.TransformerField.init(size.width, heads=size.heads, key=k))
     flow = lim.ResidualFlow(make(keys[:-3]), horizon=float(size.depth), step=lim.split, remat=remat)
@@ -53,7 +53,7 @@ def network(size: Size, remat: str = "full") -> tuple[tuple, np.ndarray, np.ndar
 
 
 def our_jobs(length: int, dtype: DTypeLike | None = None) -> dict[str, Callable]:
-    """Each job as a function of the model and a batch, in JAX's precision or another."""
+    """Return each job as a function of the model and a batch, in JAX's precision or another."""
     grid = lim.token_grid(length, dtype)
     last = jax.numpy.array([length - 1])
 
@@ -87,7 +87,7 @@ def our_jobs(length: int, dtype: DTypeLike | None = None) -> dict[str, Callable]
 
 
 def weights(model: tuple) -> dict[str, np.ndarray]:
-    """The network's arrays by name."""
+    """Return the network's arrays by name."""
     attention = model[0].layers.attention
     feed_forward = model[0].layers.feed_forward
     arrays = {name: getattr(attention, name) for name in ("query", "key", "value", "output")}
@@ -100,10 +100,10 @@ def weights(model: tuple) -> dict[str, np.ndarray]:
 
 
 def named(result: jax.Array | tuple) -> dict[str, np.ndarray]:
-    """What a job returns, by name: one array, or one for each of the network's."""
+    """Return what a job returns, by name: one array, or one for each of the network's."""
     return {"": np.asarray(result)} if isinstance(result, jax.Array) else weights(result)
 
 
 def first_attention(model: tuple) -> lim.CausalAttention:
-    """The attention sublayer of the first layer."""
+    """Return the attention sublayer of the first layer."""
     return jax.tree.map(lambda leaf: leaf[0], model[0].layers.attention)

@@ -24,13 +24,13 @@ LEAST = 1e-3  # the weight at which the document of a mask path begins
 
 
 def in_document(tokens: int) -> np.ndarray:
-    """Whether each position is in the document of the mask path: the second quarter."""
+    """Tell whether each position is in the document of the mask path: the second quarter."""
     quarters = 4 * np.arange(tokens) // tokens
     return quarters == 1
 
 
 def our_jobs(path: Path, window: np.ndarray) -> dict[str, Job]:
-    """Each job of a network that is read once, with its weights and products in bfloat16."""
+    """Return each job of a network that is read once, with its weights and products in bfloat16."""
     model = lim.models.load(path, storage_dtype="bfloat16", compute="bfloat16")
     tokens = len(window) - 1
     ids = jnp.asarray(window, jnp.int32)
@@ -69,7 +69,7 @@ def our_jobs(path: Path, window: np.ndarray) -> dict[str, Job]:
 def last_token(
     model: CausalLM, ids: Int[Array, " window"]
 ) -> tuple[TerminalLoss, tuple[Array, Targets]]:
-    """The loss of the last state, and the embedded context with its one target."""
+    """Return the loss of the last state, and the embedded context with its one target."""
     last = ids.shape[0] - 2
     asked = Targets(ids[-1:], jnp.ones(1), jnp.array([last]))
     return model.terminal_loss, (model.embed(ids[:-1]), asked)

@@ -43,7 +43,7 @@ PRECISIONS = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    """The name and shape of every tensor."""
+    """Return the name and shape of every tensor."""
     keys = WIDTH // HEADS * GROUPS
     layer = {
         "input_layernorm": (WIDTH,),
@@ -64,7 +64,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 
 def written(folder: Path, precision: str) -> Path:
-    """A folder of random weights, as it is published."""
+    """Write a folder of random weights, as it is published."""
     folder.mkdir()
     generator = np.random.default_rng(0)
     tensors = {

@@ -39,18 +39,18 @@ TOLERANCE = 1e-4
 
 
 def layers(depth: int) -> lim.TransformerField:
-    """Random fields with a leading layer axis."""
+    """Draw fields with a leading layer axis."""
     keys = jax.random.split(jax.random.key(0), depth)
     return jax.vmap(lambda key: lim.TransformerField.init(WIDTH, heads=HEADS, key=key))(keys)
 
 
 def states() -> jax.Array:
-    """One example's states."""
+    """Draw the states of one example."""
     return jax.random.normal(jax.random.key(1), (LENGTH, WIDTH))
 
 
 def medians(jobs: dict[str, Callable[[], object]], repeats: int, label: str) -> dict[str, float]:
-    """Seconds of each job, by turns."""
+    """Time each job by turns; return the medians in seconds."""
     times = {name: [] for name in jobs}
     for job in jobs.values():
         job()
@@ -61,13 +61,13 @@ def medians(jobs: dict[str, Callable[[], object]], repeats: int, label: str) -> 
 
 
 def ready(job: Callable, *arguments: object) -> Callable[[], object]:
-    """A compiled job, to be called with nothing."""
+    """Return a compiled job, to be called with nothing."""
     compiled = eqx.filter_jit(job).lower(*arguments).compile()
     return lambda: jax.block_until_ready(jax.tree.leaves(compiled(*arguments)))
 
 
 def euler_row(kind: str, repeats: int) -> dict:
-    """Diffrax's Euler steps against the recursion, forward or the gradient of a sum."""
+    """Time Diffrax's Euler steps beside the recursion, forward or the gradient of a sum."""
     fields = layers(DEPTH)
     x = states()
     flows = {
@@ -96,7 +96,7 @@ def euler_row(kind: str, repeats: int) -> dict:
 
 
 def torch_weights(field: lim.TransformerField) -> peer_torch.Parameters:
-    """The arrays of one field for the peer."""
+    """Return the arrays of one field for the peer."""
     attention = field.attention
     network = field.feed_forward
     arrays = {name: getattr(attention, name) for name in ("query", "key", "value", "output")}
@@ -110,7 +110,7 @@ def torch_weights(field: lim.TransformerField) -> peer_torch.Parameters:
 
 
 def adaptive_row(kind: str, repeats: int) -> dict:
-    """Dormand and Prince's method at equal tolerances, ours and torchdiffeq's."""
+    """Time Dormand and Prince's method at equal tolerances, ours and torchdiffeq's."""
     field = jax.tree.map(lambda leaf: leaf[0], layers(1))
     x = states()
     flow = lim.ContinuousFlow(

@@ -33,7 +33,7 @@ BESIDE = "falcon_h1"  # its attention stands beside a recurrent sublayer, and is
 
 
 def theirs(network: torch.nn.Module) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-    """Every quantity by torch and NumPy, and the state before the layer."""
+    """Compute every quantity by torch and NumPy, and the state before the layer."""
     ids = ids_of(network.config)
     logits, loss, gradient = peer.logits_and_gradient(network, ids)
     slopes = [gradient, peer.logits_and_gradient(network, ids[::-1])[2]]
@@ -67,13 +67,15 @@ def theirs(network: torch.nn.Module) -> tuple[dict[str, np.ndarray], np.ndarray 
 def ours(
     model: lim.models.CausalLM, ids: jax.Array, state: jax.Array | None
 ) -> dict[str, jax.Array]:
-    """The same by the library, and the gradient also as the sum of channels and of hops."""
+    """Compute them by the library, and the gradient also as the sum of channels and of hops."""
     length = len(ids)
     grid = lim.token_grid(length)
     weights = lim.loss.teacher_forcing(length, continuation=False)
     terminal_loss = model.terminal_loss
     both = jnp.stack([ids, ids[::-1]])
-    x, y = example = model.embed(ids), lim.models.Targets(jnp.roll(ids, -1), weights)
+    x = model.embed(ids)
+    y = lim.models.Targets(jnp.roll(ids, -1), weights)
+    example = (x, y)
     loss, gradient = jax.value_and_grad(model.loss)(x, y)
     ledger = channels(model.flow, terminal_loss, example, grid).vectors.sum(axis=0)
     hops = attention_hops(model.flow, terminal_loss, example, grid, 2)[0].sum(axis=0)
@@ -103,7 +105,7 @@ def ours(
 
 
 def _attention_of(flow: lim.network.ResidualFlow) -> lim.network.CausalAttention:
-    """The attention of the layer, among the layers of its kind."""
+    """Return the attention of the layer, among the layers of its kind."""
     layers = flow.layers
     order = getattr(layers, "order", (0,) * flow.depth)
     kind = order[LAYER]
@@ -112,7 +114,7 @@ def _attention_of(flow: lim.network.ResidualFlow) -> lim.network.CausalAttention
 
 
 def differences(name: str, precision: str) -> dict[str, float]:
-    """The largest of each quantity, relative to its largest entry."""
+    """Return the largest of each quantity, relative to its largest entry."""
     double = precision == "float64"
     with tempfile.TemporaryDirectory() as folder, jax.enable_x64(double):
         more = PUBLISHED.get(name, {})

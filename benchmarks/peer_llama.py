@@ -30,7 +30,7 @@ def attend(
     log_weights: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The fused attention of transformers, with log weights of keys where there are some."""
+    """Compute transformers' fused attention, with log weights of keys where there are some."""
     size = value.shape[-1]
     of_heads = query, key, value
     if log_weights is not None:
@@ -43,7 +43,7 @@ AttentionInterface.register(ATTENTION, attend)
 
 
 def loaded(path: Path, precision: str, device: str = "cpu") -> Any:
-    """The network, whose weights are constants, on as many threads as there are cores to run on."""
+    """Read the network, whose weights are constants, for as many threads as there are cores."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     kind: Any = AutoModelForCausalLM
     network = kind.from_pretrained(
@@ -53,7 +53,7 @@ def loaded(path: Path, precision: str, device: str = "cpu") -> Any:
 
 
 def energies(network: Any, window: np.ndarray) -> np.ndarray:
-    """Of a context's last-token loss."""
+    """Compute the energies of a context's last-token loss."""
     ids = torch.tensor(window[None], device=network.device)
     x = network.get_input_embeddings()(ids[:, :-1]).requires_grad_()
     (slope,) = torch.autograd.grad(last_token(network, ids, inputs_embeds=x), x)
@@ -62,13 +62,13 @@ def energies(network: Any, window: np.ndarray) -> np.ndarray:
 
 
 def last_token(network: Any, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
-    """The loss of the id after a context."""
+    """Compute the loss of the id after a context."""
     logits = network(**inputs, logits_to_keep=1, use_cache=False).logits[0, -1].float()
     return F.cross_entropy(logits[None], ids[:, -1])
 
 
 def jobs(path: Path, window: np.ndarray, device: str, compiled: bool = False) -> dict[str, Job]:
-    """Each job of a network that is read once, all of it in bfloat16."""
+    """Return each job of a network that is read once, all of it in bfloat16."""
     network = loaded(path, "bfloat16", device)
     forward = torch.compile(network) if compiled else network
     ids = torch.tensor(window[None], device=device)

@@ -13,7 +13,7 @@ FEATURES = 8  # that carry log weights: so many keep a head's size a multiple th
 
 
 def parameters(arrays: dict[str, np.ndarray]) -> Parameters:
-    """Stacked weights of all layers, with queries, keys and values in one matrix."""
+    """Stack the weights of all layers, with queries, keys and values in one matrix."""
     depth, heads, size, width = arrays["query"].shape
 
     def flat(name: str) -> np.ndarray:
@@ -28,7 +28,7 @@ def parameters(arrays: dict[str, np.ndarray]) -> Parameters:
 
 
 def separated(params: Parameters, heads: int) -> dict[str, np.ndarray]:
-    """The inverse of `parameters`: arrays under the names that these came by."""
+    """Invert `parameters`: return arrays under the names that these came by."""
     arrays = {name: value.cpu().numpy() for name, value in params.items()}
     qkv = arrays.pop("joined")
     output = arrays.pop("mixed")
@@ -46,7 +46,7 @@ def with_log_weights(
     log_weights: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys and values by which attention adds log weights to the scores of keys.
+    """Return queries, keys and values by which attention adds log weights to the scores of keys.
 
     They are more features of keys, and ones of queries: a mask that is differentiated would have
     no fused kernel. Values get zeros, since kernels want all heads of one size.
@@ -64,7 +64,7 @@ def attention(
     heads: int,
     log_weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The attention sublayer, pre-normed; `context` is `x` but where its slot is differentiated."""
+    """Apply pre-normed attention; `context` is `x` but where its slot is differentiated."""
     batch, length, width = x.shape
 
     def split(part: torch.Tensor) -> torch.Tensor:
@@ -89,7 +89,7 @@ def attention(
 def trajectory(
     params: Parameters, x: torch.Tensor, heads: int, log_weights: torch.Tensor | None = None
 ) -> list[torch.Tensor]:
-    """The states of all layers, the input first."""
+    """Compute the states of all layers, the input first."""
     width = x.shape[-1]
     states = [x]
     for k in range(params["joined"].shape[0]):
@@ -109,9 +109,41 @@ def losses(
     heads: int,
     log_weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The mean cross-entropy of every example."""
+    """Compute the mean cross-entropy of every example."""
     logits = trajectory(params, x, heads, log_weights)[-1] @ params["readout"]
     return F.cross_entropy(logits.transpose(1, 2), y, reduction="none").mean(dim=1)
+
+
+def cone_mass(params: Parameters, x: torch.Tensor, heads: int) -> np.ndarray:
+    """Compute the cone masses of the first layer's attention, at the first example."""
+    first = {name: value[0] for name, value in params.items() if name not in OUTER}
+    example = x[:1]
+    length = x.shape[1]
+
+    def attend(context: torch.Tensor) -> torch.Tensor:
+        """Compute the attention's output of a context's states."""
+        return attention(first, example, context[None], heads)[0]
+
+    with sdpa_kernel(SDPBackend.MATH):
+        # In chunks: all cotangents at once need 17 GiB of attention matrices at size (a).
+        jacobian = torch.func.jacrev(attend, chunk_size=512)(x[0])
+    rows, columns = torch.tril_indices(length, length, device=x.device)
+    blocks = jacobian.transpose(1, 2)[rows, columns]
+    squares = torch.linalg.matrix_norm(blocks, ord=2) ** 2
+    sums = squares.new_zeros(length).index_add(0, columns, squares)
+    return (length * sums).cpu().numpy()
+
+
+def gramians(params: Parameters, x: torch.Tensor, heads: int) -> np.ndarray:
+    """Compute the Gramian of each position at the last token, of the first example."""
+
+    def last_states(x: torch.Tensor) -> torch.Tensor:
+        """Compute the last token's state before every layer."""
+        return torch.stack([state[0, -1] for state in trajectory(params, x[None], heads)[:-1]])
+
+    with sdpa_kernel(SDPBackend.MATH):
+        jacobian = torch.func.jacrev(last_states)(x[0])
+    return torch.einsum("koia,koib->iab", jacobian, jacobian).cpu().numpy()
 
 
 def jobs(
@@ -123,7 +155,7 @@ def jobs(
     compiled: bool = False,
     device: str = "cpu",
 ) -> dict[str, Callable[[], dict[str, np.ndarray]]]:
-    """Each job as a function of nothing, that returns numbers to compare, by name.
+    """Return each job as a function of nothing, that returns numbers to compare, by name.
 
     By `torch.compile` those that it knows: it has no double backward and no forward mode.
     """
@@ -177,36 +209,12 @@ def jobs(
         loss = first_order_losses(params, x_, y, heads, log_weights).mean()
         return {"": torch.autograd.grad(loss, log_weights)[0].cpu().numpy()}
 
-    def cone_mass() -> dict[str, np.ndarray]:
-        first = {name: value[0] for name, value in params.items() if name not in OUTER}
-        example = x_[:1]
-
-        def attend(context: torch.Tensor) -> torch.Tensor:
-            return attention(first, example, context[None], heads)[0]
-
-        with sdpa_kernel(SDPBackend.MATH):
-            # In chunks: all cotangents at once need 17 GiB of attention matrices at size (a).
-            jacobian = torch.func.jacrev(attend, chunk_size=512)(x_[0])
-        rows, columns = torch.tril_indices(length, length, device=device)
-        blocks = jacobian.transpose(1, 2)[rows, columns]
-        squares = torch.linalg.matrix_norm(blocks, ord=2) ** 2
-        sums = squares.new_zeros(length).index_add(0, columns, squares)
-        return {"": (length * sums).cpu().numpy()}
-
-    def gramians() -> dict[str, np.ndarray]:
-        def last_states(x: torch.Tensor) -> torch.Tensor:
-            return torch.stack([state[0, -1] for state in trajectory(params, x[None], heads)[:-1]])
-
-        with sdpa_kernel(SDPBackend.MATH):
-            jacobian = torch.func.jacrev(last_states)(x_[0])
-        return {"": torch.einsum("koia,koib->iab", jacobian, jacobian).cpu().numpy()}
-
     return {
         "influence": influence,
         "gradient": gradient,
         "algorithm 1": algorithm_1,
         "mdot": mdot,
         "mask gradient": mask_gradient,
-        "cone mass": cone_mass,
-        "gramians": gramians,
+        "cone mass": lambda: {"": cone_mass(params, x_, heads)},
+        "gramians": lambda: {"": gramians(params, x_, heads)},
     }

@@ -28,7 +28,7 @@ class Doubled(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, _types: Any, arguments: Any = (), named: Any = None
     ):
-        """The call with double in place of float32."""
+        """Call a function with double in place of float32."""
         if function is torch.Tensor.float:
             function = torch.Tensor.double
         arguments = [
@@ -38,7 +38,7 @@ class Doubled(TorchFunctionMode):
         return function(*arguments, **named)
 
     def __enter__(self) -> "Doubled":
-        """Numbers of Python become double too."""
+        """Let numbers of Python become double too."""
         torch.set_default_dtype(torch.float64)
         return super().__enter__()
 
@@ -48,13 +48,13 @@ class Doubled(TorchFunctionMode):
 
 
 def kind_of(config: PretrainedConfig) -> Any:
-    """The class of its networks: of text alone, or of text and images."""
+    """Return the class of its networks: of text alone, or of text and images."""
     multimodal = hasattr(config, "vision_config")
     return AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
 
 
 def published(config: PretrainedConfig, folder: Path, more: Mapping[str, Any]) -> torch.nn.Module:
-    """A network off its defaults, saved in float32; `more` is what its file says otherwise."""
+    """Save a network off its defaults in float32; `more` is what its file says otherwise."""
     torch.manual_seed(0)
     network = kind_of(config).from_config(config, **PLAIN, dtype=torch.float32)
     learned = "correction_bias", "layer_scalar"
@@ -72,7 +72,7 @@ def published(config: PretrainedConfig, folder: Path, more: Mapping[str, Any]) -
 
 
 def in_double(network: torch.nn.Module) -> torch.nn.Module:
-    """The same weights in a network that was made in double; it is to be called inside `Doubled`.
+    """Copy weights to a network that was made in double, to be called inside `Doubled`.
 
     So are the frequencies of its rotary positions, which no file holds.
     """
@@ -84,7 +84,7 @@ def in_double(network: torch.nn.Module) -> torch.nn.Module:
 
 
 def logits_and_gradient(network: torch.nn.Module, ids: list[int]) -> tuple[np.ndarray, ...]:
-    """Logits, next-word loss, and its gradient in the state before the first layer."""
+    """Return logits, next-word loss, and its gradient in the state before the first layer."""
     tokens = torch.tensor([ids])
     captured = {}
 
@@ -103,7 +103,7 @@ def logits_and_gradient(network: torch.nn.Module, ids: list[int]) -> tuple[np.nd
 def attention_blocks(
     network: torch.nn.Module, ids: list[int], layer: int, queries: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The state before a layer, and its attention's Jacobian there, with or without its queries.
+    """Return a layer's input and its attention's Jacobian there, with or without its queries.
 
     Entry (i, j) of the Jacobian is the block from state j to output i, by autograd. A
     norm of what attention adds is part of it.
@@ -139,7 +139,7 @@ def _layer(network: torch.nn.Module, layer: int) -> torch.nn.Module:
 
 
 def _attention(block: torch.nn.Module) -> torch.nn.Module:
-    """The attention of a layer; GPT-Neo's stands inside another."""
+    """Return the attention of a layer; GPT-Neo's stands inside another."""
     named = dict(block.named_children())
     names = ("attn", "attention", "self_attn", "self_attention", "mixer")
     (attention,) = (named[name] for name in names if name in named)
@@ -147,7 +147,7 @@ def _attention(block: torch.nn.Module) -> torch.nn.Module:
 
 
 def _output(block: torch.nn.Module, attention: torch.nn.Module) -> torch.nn.Module:
-    """What gives the output of attention: its last matrix, or the norm after it."""
+    """Return what gives the output of attention: its last matrix, or the norm after it."""
     named = dict(block.named_children())
     for name in ("post_self_attn_layernorm", "post_norm1"):
         if name in named:
@@ -175,7 +175,7 @@ def _without_queries(
 
 
 def _queries(name: str, features: int, config: PretrainedConfig) -> torch.Tensor:
-    """Which features of a projection are queries: all, the first, or in every group all but two."""
+    """Tell which features of a projection are queries: all, the first, or in groups all but two."""
     indices = torch.arange(features)
     if name in ("q_proj", "q_b_proj"):
         return indices >= 0

@@ -35,9 +35,11 @@ class Clock:
     """Seconds of CPU by phase, and how many `programs` were compiled and not found again."""
 
     def __init__(self):
-        self.spent, self.programs = dict.fromkeys(PHASES, 0.0), 0
+        self.spent = dict.fromkeys(PHASES, 0.0)
+        self.programs = 0
         self.spent["imports"] = time.process_time()
-        self.open, self.since = ["running"], time.process_time()
+        self.open = ["running"]
+        self.since = time.process_time()
 
     def tick(self) -> None:
         """Book what was spent since the last time."""
@@ -56,7 +58,7 @@ class Clock:
         self.open.pop()
 
     def within(self, phase: str, function: Callable) -> Callable:
-        """The function, whose time is of the phase."""
+        """Wrap a function, so that its time is of the phase."""
 
         @wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -79,13 +81,17 @@ class Clock:
             module = load(name, importing)
             for start, phase in OF_FILES.items():
                 if name.startswith(start):
-                    for attribute, value in vars(module).items():
-                        if type(value) is FunctionType and value.__module__ == name:
-                            if not hasattr(value, "__wrapped__"):
-                                setattr(module, attribute, self.within(phase, value))
+                    self.time_functions(module, name, phase)
             return module
 
         bootstrap._find_and_load = load_and_wrap
+
+    def time_functions(self, module: ModuleType, name: str, phase: str) -> None:
+        """Time a module's own functions, except those that are wrapped already."""
+        for attribute, value in vars(module).items():
+            is_own = type(value) is FunctionType and value.__module__ == name
+            if is_own and not hasattr(value, "__wrapped__"):
+                setattr(module, attribute, self.within(phase, value))
 
     def follow_jax(self) -> None:
         """Time what JAX tells of, and count programs."""

@@ -29,7 +29,7 @@ from tiny import tiny
 import lim_jax as lim
 from lim_jax._argument_error import Refusal
 from lim_jax.checkpoints.families.family_table import recipe_of
-from lim_jax.models.causal import open_files
+from lim_jax.models.reading import open_files
 
 CONFIGS = Path(__file__).parent.parent / "tests" / "checkpoints" / "published.json"
 # What transformers calls otherwise, or writes by other names than the publisher does.
@@ -39,7 +39,7 @@ LEFT_OUT = "quantization_config", "auto_map", "pad_token_id"  # of a larger voca
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A tiny configuration of unquantised weights, which needs no code of its publisher."""
+    """Return a tiny configuration of unquantised weights, which needs no code of its publisher."""
     small = {name: value for name, value in tiny(config).items() if name not in LEFT_OUT}
     if "text_config" in small:
         small["text_config"] = plain(config["text_config"]) | {"num_nextn_predict_layers": 0}
@@ -47,7 +47,7 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def difference(config: dict[str, Any], folder: Path) -> float:
-    """The largest difference of logits, relative to the largest of them."""
+    """Return the largest difference of logits, relative to the largest of them."""
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     file = folder / "model.safetensors"
     save_file({"lm_head.weight": np.zeros(1)}, file)

@@ -110,7 +110,8 @@ class Clock:
     def __call__(self, items: Iterable, **_: Any) -> Iterator:
         """Yield the items."""
         for item in items:
-            begun, programs = time.process_time(), len(self.compiled)
+            begun = time.process_time()
+            programs = len(self.compiled)
             yield item
             self.steps.append((time.process_time() - begun, len(self.compiled) - programs))
 
@@ -125,7 +126,8 @@ class Asked(NamedTuple):
 
 def ours(model: LanguageModel, prompts: list[Any], method: str, compiled: list[float]) -> Asked:
     """Let the model answer the prompts, and score each by a method."""
-    answering, scoring = Clock(compiled), Clock(compiled)
+    answering = Clock(compiled)
+    scoring = Clock(compiled)
     contexts = generate_answers(prompts, model, "margin", tokens=TOKENS, progress=answering)
     run = Run(bar=scoring)
     scored = score_contexts(model.network, contexts, "margin", method, run).scores
@@ -274,7 +276,9 @@ def theirs(
     peer: Peer, prompts: list[Any], contexts: list[Context]
 ) -> tuple[list[np.ndarray], list[tuple[np.ndarray, float]], list[float]]:
     """Return a peer's answers and scores, and what each question took it."""
-    answers, scores, seconds = [], [], []
+    answers = []
+    scores = []
+    seconds = []
     begun = time.process_time()
     peer.begin(contexts)
     for prompt, context in zip(prompts, contexts, strict=True):
@@ -283,6 +287,24 @@ def theirs(
         seconds.append(time.process_time() - begun)
         begun = time.process_time()
     return answers, scores, seconds
+
+
+def require_alike(
+    row: dict[str, Any],
+    prompt: PromptOnly,
+    context: Context,
+    our_scores: Scores,
+    answer: np.ndarray,
+    peer_scores: tuple[np.ndarray, float],
+) -> None:
+    """Assert that a peer's scores are ours, and put into the row whether its answer is ours too."""
+    assert our_scores.tokens is not None and our_scores.total_effect is not None
+    scores, effect = peer_scores
+    difference = np.abs(scores - our_scores.tokens).max() / np.abs(our_scores.tokens).max()
+    assert difference < CLOSE, difference
+    assert abs(effect - our_scores.total_effect.sum()) < CLOSE
+    same = bool(np.array_equal(answer, context.window[prompt.length :]))
+    row["same answer"] = same and row.get("same answer", True)
 
 
 def main() -> None:
@@ -301,11 +323,13 @@ def main() -> None:
     name = "questions-different.json" if options.different else "questions.json"
     torch.set_num_threads(1)
     compiled: list[float] = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, duration_secs, **_: (
-            compiled.append(duration_secs) if event == COMPILATION else None
-        )
-    )
+
+    def count_program(event: str, duration_secs: float, **_: Any) -> None:
+        """Count a program that was compiled."""
+        if event == COMPILATION:
+            compiled.append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(count_program)
     with tempfile.TemporaryDirectory() as folder:
         file = options.file or fetched(Path(folder))
         model = LanguageModel.from_pretrained(file)
@@ -325,24 +349,19 @@ def main() -> None:
         result = ours(model, asked, options.method, compiled)
         seconds["lim_jax"].append([of_question for of_question, _ in result.steps])
         if turn == 0:
-            of_rows = zip(rows, result.contexts, result.steps, strict=True)
-            for row, context, (_, programs) in of_rows:
-                row |= {"tokens": context.length, "answer": int((context.weights > 0).sum())}
-                row |= {"programs": programs}
+            for row, context, (_, programs) in zip(
+                rows, result.contexts, result.steps, strict=True
+            ):
+                row["tokens"] = context.length
+                row["answer"] = int((context.weights > 0).sum())
+                row["programs"] = programs
         for side, peer in peers.items():
             answers, scored, of_side = theirs(peer, asked, result.contexts)
             seconds[side].append(of_side)
-            for row, answer, (scores, effect), *our in zip(
-                rows, answers, scored, asked, result.contexts, result.scores, strict=True
+            for answered in zip(
+                rows, asked, result.contexts, result.scores, answers, scored, strict=True
             ):
-                prompt, context, our_scores = our
-                assert our_scores.tokens is not None and our_scores.total_effect is not None
-                largest = np.abs(our_scores.tokens).max()
-                difference = np.abs(scores - our_scores.tokens).max() / largest
-                assert difference < CLOSE, difference
-                assert abs(effect - our_scores.total_effect.sum()) < CLOSE
-                same = bool(np.array_equal(answer, context.window[prompt.length :]))
-                row["same answer"] = same and row.get("same answer", True)
+                require_alike(*answered)
     row_seconds = {side: np.median(turns[1:], axis=0) for side, turns in seconds.items()}
     for number, row in enumerate(rows):
         row["seconds"] = {side: float(of_side[number]) for side, of_side in row_seconds.items()}

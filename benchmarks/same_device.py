@@ -66,7 +66,7 @@ SizeName = Literal["small", "a", "b", "long", "1b"]
 def cases(
     sizes: tuple[SizeName, ...], tokens: tuple[int, ...], jobs: tuple[str, ...]
 ) -> Iterator[tuple[str, int, str]]:
-    """Each size with each of its lengths and of its jobs."""
+    """Yield each size with each of its lengths and of its jobs."""
     for size in sizes:
         of_size = language_jobs.JOBS if size == LANGUAGE else JOBS
         lengths = tokens if size == LANGUAGE else (SIZES[size].length,)
@@ -75,14 +75,14 @@ def cases(
 
 
 def precision_of(size: str) -> str:
-    """Of both sides' states and weights."""
+    """Return the precision of both sides' states and weights."""
     return "bfloat16" if size == LANGUAGE else "float32"
 
 
 def job_of(
     side: str, size: SizeName, name: str, tokens: int, platform: Platform, folder: Path | None
 ) -> Job:
-    """A side's job."""
+    """Return a side's job."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     if size == LANGUAGE:
         assert folder is not None
@@ -93,7 +93,7 @@ def job_of(
 
 
 def our_job(size: Size, name: str) -> Job:
-    """Our job on arrays that are drawn by the processor whatever the device."""
+    """Make our job on arrays that are drawn by the processor whatever the device."""
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         model, x, labels = network(size)
         arrays = model, (x, jax.nn.one_hot(labels, VOCABULARY))
@@ -103,14 +103,14 @@ def our_job(size: Size, name: str) -> Job:
 
 
 def peer_job(size: Size, name: str, platform: Platform, *, compiled: bool) -> Job:
-    """PyTorch's job on the same numbers."""
+    """Make PyTorch's job on the same numbers."""
     model, x, labels = network(size)
     arrays = weights(model), x, labels, size.heads
     return peer_torch.jobs(*arrays, STRENGTH, compiled, platform)[name]
 
 
 def language_job(side: str, name: str, tokens: int, platform: Platform, folder: Path) -> Job:
-    """A side's job of the published network."""
+    """Return a side's job of the published network."""
     vocabulary = published.config(LANGUAGE)["vocab_size"]
     (window,) = published.windows(vocabulary, tokens, 1)
     if side == OURS:
@@ -119,7 +119,7 @@ def language_job(side: str, name: str, tokens: int, platform: Platform, folder: 
 
 
 def memory_of_call(job: Job, side: str, platform: Platform) -> float:
-    """MiB: on a card the most that it held for this process, on a processor a warm call's."""
+    """Return MiB: on a card the most that was held for this process, else a warm call's."""
     if platform == "cpu":
         ctypes.CDLL(None).malloc_trim(0)  # what earlier calls freed is not held before this one
         return record.peak_memory(job)
@@ -137,7 +137,7 @@ def serve(job: Job, side: str, platform: Platform, file: Path) -> None:
 
 
 def started(arguments: list[str], name: str, stack: ExitStack) -> dict[str, Side]:
-    """Each side's process, without those that ended before they answered."""
+    """Start each side's process; return them without those that ended before they answered."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     # XLA takes of a card's memory what it needs, and PyTorch keeps nothing that it compiled.
     environment = {
@@ -156,7 +156,7 @@ def started(arguments: list[str], name: str, stack: ExitStack) -> dict[str, Side
 
 
 def apart(name: str, numbers: Numbers, expected: Numbers) -> float:
-    """The largest relative difference, or of generated tokens the share that differs."""
+    """Return the largest relative difference, or of generated tokens the share that differs."""
     if name != GENERATED:
         return difference(numbers, expected)
     (ids,), (others,) = numbers.values(), expected.values()
@@ -164,7 +164,7 @@ def apart(name: str, numbers: Numbers, expected: Numbers) -> float:
 
 
 def rows(arguments: list[str], name: str, precision: str, repeats: int) -> list[dict[str, Any]]:
-    """A row for each side of a job: the numbers agree, then all sides take turns."""
+    """Time a row for each side of a job: the numbers agree, then all sides take turns."""
     with ExitStack() as stack:
         processes = started(arguments, name, stack)
         numbers = [process.numbers for process in processes.values()]

@@ -45,7 +45,7 @@ KEY = ("job", "length", "width", "depth", "batch")
 
 
 def job_of(name: str, size: dict[str, int]) -> tuple[Callable, tuple]:
-    """A compiled job on a random pre-norm network with four heads, and its model."""
+    """Return a compiled job on a random pre-norm network with four heads, and its model."""
     grid = lim.token_grid(size["length"])
     keys = jax.random.split(jax.random.key(0), 4)
     make = jax.vmap(lambda key: lim.TransformerField.init(size["width"], heads=4, key=key))
@@ -78,7 +78,7 @@ def job_of(name: str, size: dict[str, int]) -> tuple[Callable, tuple]:
 
 
 def measured(name: str, size: dict[str, int]) -> dict:
-    """One row: seconds of a call, and MiB beyond the process's baseline."""
+    """Measure one row: seconds of a call, and MiB beyond the process's baseline."""
     job, arguments = job_of(name, size)
     times = []
 
@@ -92,14 +92,14 @@ def measured(name: str, size: dict[str, int]) -> dict:
 
 
 def measured_alone(name: str, size: dict[str, int]) -> dict:
-    """`measured`, in a process of its own."""
+    """Return a row of `measured` in a process of its own."""
     command = [sys.executable, __file__, "--alone", json.dumps([name, size])]
     process = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(process.stdout)
 
 
 def exponents(rows: list[dict], axis: str) -> tuple[float, float]:
-    """Slopes of log time, and of log increments of memory, against the log of an axis.
+    """Fit slopes of log time, and of log increments of memory, against the log of an axis.
 
     Of time over the upper four sizes. Memory has a fixed part, which its increments from one
     doubling to the next have not.
@@ -112,7 +112,7 @@ def exponents(rows: list[dict], axis: str) -> tuple[float, float]:
 
 
 def series_of(rows: list[dict]) -> dict[tuple[str, str], list[dict]]:
-    """Rows by job and by the axis along which they leave the base size, the base among them."""
+    """Return rows by job and by the axis along which they leave the base size, which is in each."""
     series = {}
     for axis in AXES:
         others = [name for name in AXES if name != axis]

@@ -49,7 +49,7 @@ class Side:
         self.numbers = dict(np.load(file))
 
     def next_line(self):
-        """The next line of what it says."""
+        """Return the next line of what it says."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -71,7 +71,7 @@ class Side:
 
 
 def turns(sides: Mapping[str, Side], repeats: int, label: str) -> dict[str, np.ndarray]:
-    """What each turn took each side, which alternate: a row of two times for each repeat."""
+    """Return what each turn took each side, which alternate: a row of two times for each repeat."""
     times: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
     for _ in tqdm(range(repeats), desc=label, leave=False):
         for side, process in sides.items():
@@ -80,7 +80,7 @@ def turns(sides: Mapping[str, Side], repeats: int, label: str) -> dict[str, np.n
 
 
 def difference(numbers: Numbers, expected: Numbers) -> float:
-    """The largest difference, relative to the largest number of each array."""
+    """Return the largest difference, relative to the largest number of each array."""
     assert numbers.keys() == expected.keys()
     return max(
         float(np.abs(numbers[key] - values).max() / np.abs(values).max())

@@ -40,7 +40,7 @@ NAMES = "hidden_size intermediate_size num_hidden_layers num_attention_heads num
 
 
 def config(network: str) -> dict:
-    """As ``config.json`` has it."""
+    """Return the options of a network, as ``config.json`` has them."""
     width, hidden, depth, heads, groups, words, tied = NETWORKS[network]
     sizes = dict(zip(NAMES.split(), (width, hidden, depth, heads, groups), strict=True))
     return {
@@ -53,7 +53,7 @@ def config(network: str) -> dict:
 
 
 def shards(network: str) -> dict[str, dict[str, tuple[int, ...]]]:
-    """The name and shape of every tensor of every shard: one for each layer, one beside."""
+    """Return the name and shape of every tensor of every shard: one for each layer, one beside."""
     width, hidden, depth, heads, groups, words, tied = NETWORKS[network]
     keys = width // heads * groups
     layer = {
@@ -73,7 +73,7 @@ def shards(network: str) -> dict[str, dict[str, tuple[int, ...]]]:
 
 
 def written(folder: Path, network: str) -> Path:
-    """A folder of random weights, as it is published; one shard at a time is in memory."""
+    """Write a folder of random weights, as it is published; one shard at a time is in memory."""
     folder.mkdir(parents=True)
     generator = np.random.default_rng(0)
     weight_map = {}
@@ -92,12 +92,12 @@ def written(folder: Path, network: str) -> Path:
 
 
 def windows(vocabulary: int, tokens: int, contexts: int) -> np.ndarray:
-    """Random ids of some contexts, each with the id after it."""
+    """Draw the ids of some contexts, each with the id after it."""
     return np.random.default_rng(1).integers(0, vocabulary, (contexts, tokens + 1))
 
 
 def loaded(path: Path, holding: str) -> lim.models.CausalLM:
-    """The network with its weights held in one of the ways."""
+    """Read the network with its weights held in one of the ways."""
     holding, *how = holding.split()
     compute = "bfloat16" if "products" in how else None
     if holding in ("open", "walk"):
@@ -107,7 +107,7 @@ def loaded(path: Path, holding: str) -> lim.models.CausalLM:
 
 
 def profiled(model: lim.models.CausalLM, holding: str, tokens: int, contexts: int) -> np.ndarray:
-    """The energies of a last-token loss of some contexts."""
+    """Compute the energies of a last-token loss of some contexts."""
     holding, *how = holding.split()
     rows = [jax.device_put(row) for row in windows(model.vocabulary, tokens, contexts)]
     ask = lim.loss.last_token
@@ -119,7 +119,7 @@ def profiled(model: lim.models.CausalLM, holding: str, tokens: int, contexts: in
 
 
 def theirs(path: Path, precision: str, tokens: int, contexts: int) -> np.ndarray:
-    """The same by transformers, one after the other."""
+    """Compute them by transformers, one after the other."""
     import peer_llama
 
     model = peer_llama.loaded(path, precision)

@@ -60,7 +60,7 @@ Precision = Literal["float32", "float64"]
 
 
 def prepared(size: Size, name: str, side: str) -> tuple[Job, float]:
-    """Our compiled job, and the seconds its compilation took."""
+    """Return our compiled job, and the seconds its compilation took."""
     model, x, labels = network(size, "save_matmuls" if side == KEEPING else "full")
     batch = jax.numpy.asarray(x), jax.nn.one_hot(labels, VOCABULARY)
     start = time.perf_counter()
@@ -77,7 +77,7 @@ def prepared(size: Size, name: str, side: str) -> tuple[Job, float]:
 
 
 def share_of_gemm(size: Size, name: str, precision: Precision, seconds: float) -> float | None:
-    """Our operations per second, in units of the machine's in the network's own products.
+    """Return our operations per second, in units of the machine's in the network's own products.
 
     None for cone mass, whose number of steps is known only when it runs.
     """
@@ -95,14 +95,14 @@ def share_of_gemm(size: Size, name: str, precision: Precision, seconds: float) -
 
 
 def peer(size: Size, name: str, compiled: bool = False) -> Job:
-    """PyTorch's job on the same numbers."""
+    """Make PyTorch's job on the same numbers."""
     torch.set_num_threads(1)
     model, x, labels = network(size)
     return peer_torch.jobs(weights(model), x, labels, size.heads, STRENGTH, compiled)[name]
 
 
 def serve(size: Size, side: str, name: str, file: Path) -> None:
-    """One side: run the job once, save its numbers, then once for each line that comes in."""
+    """Be one side: run the job once, save its numbers, then once for each line that comes in."""
     if side in (OURS, KEEPING, WIDE):
         job, compilation = prepared(size, name, side)
     else:
@@ -114,7 +114,7 @@ def serve(size: Size, side: str, name: str, file: Path) -> None:
 
 
 def started(side: str, label: str, name: str, precision: Precision, file: Path) -> Side:
-    """The process of one side."""
+    """Start the process of one side."""
     arguments = [__file__, "--serve-as", side, "--out", str(file)]
     arguments += ["--sizes", label, "--jobs", name, "--precision", precision]
     allowed = {"LD_PRELOAD": str(record.allowing_library())} if side.endswith(ALLOWED) else {}
@@ -122,7 +122,7 @@ def started(side: str, label: str, name: str, precision: Precision, file: Path) 
 
 
 def sides_of(name: str) -> list[str]:
-    """Who takes part."""
+    """Return the names of the sides that take part."""
     peers = [STOCK, ALLOWED] if "AMD" in record.processor() else [STOCK]
     wide = [WIDE] if "avx512f" in record.instruction_sets() else []
     if name not in FIRST_ORDER:
@@ -131,7 +131,7 @@ def sides_of(name: str) -> list[str]:
 
 
 def time_sides(label: str, name: str, precision: Precision, repeats: int) -> dict:
-    """A row of the table: the numbers agree, then all sides take turns."""
+    """Time a row of the table: the numbers agree, then all sides take turns."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         file = folder / "numbers.npz"

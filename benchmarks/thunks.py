@@ -36,7 +36,7 @@ PRODUCT = re.compile(r"= \w+\[([\d,]*)\]\S* dot\(%([\w.\-]+), .*lhs_contracting_
 
 
 def bodies(text: str) -> dict[str, list[str]]:
-    """The lines of each computation of a compiled program."""
+    """Return the lines of each computation of a compiled program."""
     lines_by_name = {}
     name = ""
     for line in text.splitlines():
@@ -49,7 +49,7 @@ def bodies(text: str) -> dict[str, list[str]]:
 
 
 def instructions(text: str) -> dict[str, list[str]]:
-    """What each instruction runs, by its name: its own line, or those of what it calls."""
+    """Return what each instruction runs, by its name: its own line, or those of what it calls."""
     computations = bodies(text)
     lines_by_name = {}
     for lines in computations.values():
@@ -61,7 +61,7 @@ def instructions(text: str) -> dict[str, list[str]]:
 
 
 def kind(name: str, lines: list[str], size: Size) -> str:
-    """What an instruction does."""
+    """Return what an instruction does."""
     if product := next(filter(None, map(PRODUCT.search, lines)), None):
         shape = [int(n) for n in product[1].split(",") if n]
         if size.batch * size.length in shape or size.length in shape[:-1]:
@@ -77,13 +77,13 @@ def kind(name: str, lines: list[str], size: Size) -> str:
 
 
 def shapes(text: str) -> dict[str, list[int]]:
-    """The sizes of every array that a compiled program names."""
+    """Return the sizes of every array that a compiled program names."""
     matches = re.findall(r"%([\w.\-]+) = \w+\[([\d,]*)\]", text)
     return {name: [int(n) for n in sizes.split(",") if n] for name, sizes in matches}
 
 
 def operations(lines: list[str], sizes_by_name: dict[str, list[int]]) -> int:
-    """Of an instruction's product, if it has one."""
+    """Count the operations of an instruction's product; 0 where it has none."""
     if (product := next(filter(None, map(PRODUCT.search, lines)), None)) is None:
         return 0
     contracted = sizes_by_name[product[2]][int(product[3])]
@@ -91,7 +91,7 @@ def operations(lines: list[str], sizes_by_name: dict[str, list[int]]) -> int:
 
 
 def events(folder: str) -> Iterator[tuple[str, float]]:
-    """Every instruction that ran, and its seconds less those of what ran within it."""
+    """Yield every instruction that ran, and its seconds less those of what ran within it."""
     (file,) = Path(folder).glob("**/*.xplane.pb")
     for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
         for line in plane.lines:
@@ -107,7 +107,7 @@ def events(folder: str) -> Iterator[tuple[str, float]]:
 
 
 def profiled(run: Callable[[], object], text: str, size: Size) -> dict:
-    """Seconds of each kind in one run, and the rates of products."""
+    """Return the seconds of each kind in one run, and the rates of products."""
     lines_by_name = instructions(text)
     sizes = shapes(text)
     with tempfile.TemporaryDirectory() as folder:
@@ -126,7 +126,7 @@ def profiled(run: Callable[[], object], text: str, size: Size) -> dict:
 
 
 def measured(label: str, name: str) -> dict:
-    """A row: one job at one size."""
+    """Measure a row: one job at one size."""
     size = SIZES[label]
     model, x, labels = network(size)
     batch = jax.numpy.asarray(x), jax.nn.one_hot(labels, VOCABULARY)

@@ -30,7 +30,7 @@ IMAGES = {
 
 
 def tiny(config: Options) -> dict[str, Any]:
-    """The same options with small sizes, and as many layers as show each kind."""
+    """Return the same options with small sizes, and as many layers as show each kind."""
     small = dict(config)
     if isinstance(inner := config.get("text_config"), dict):
         small["text_config"] = tiny(inner)
@@ -78,12 +78,12 @@ def _depth(config: Options) -> int:
 
 
 def _is_of_layers(config: Options, value: Any) -> bool:
-    """Whether an entry for each layer stands there, and perhaps some for further tokens."""
+    """Tell whether an entry for each layer stands there, and perhaps some for further tokens."""
     depth = _depth(config)
     listed = isinstance(value, list) or (isinstance(value, str) and set(value) <= set("ME*-"))
     return listed and depth > 8 and 0 <= len(value) - depth <= 4
 
 
 def _shown(kinds: Any) -> int:
-    """How many of the first layers show each kind."""
+    """Count how many of the first layers show each kind."""
     return max(kinds.index(kind) for kind in set(kinds)) + 1

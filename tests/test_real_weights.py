@@ -27,7 +27,7 @@ from lim_jax.adjoint.ledger import channels
 from lim_jax.attribution.segments import document_segments
 from lim_jax.cli.commands import main
 from lim_jax.loss import last_token
-from lim_jax.models.causal import open_network
+from lim_jax.models.reading import open_network
 from lim_jax.prompts import document_prompt, named_documents, tokenize_context
 from lim_jax.prompts.sentence_spans import sentences
 

@@ -31,7 +31,7 @@ STEP = 8  # of the sizes that they are padded to
 
 
 def random_ablations(records: int, count: int, seed: int) -> Bool[np.ndarray, "count records"]:
-    """Distinct sets of records that are kept, each of all sets as likely as any other.
+    """Draw distinct sets of records that are kept, each of all sets as likely as any other.
 
     So a record is kept with probability 1/2, and parts of what is drawn have no set in common.
 
@@ -65,7 +65,7 @@ def random_ablations(records: int, count: int, seed: int) -> Bool[np.ndarray, "c
 
 
 def ablated_text(prompt: Prompt, kept: Bool[Array | np.ndarray, " records"]) -> str:
-    """A prompt's text without some of its records.
+    """Return a prompt's text without some of its records.
 
     What stands between two records goes with the later one; before the first that is kept nothing
     stands but what stands before all of them.
@@ -110,7 +110,7 @@ def read_answers(
     watch: Stopwatch | None = None,
     name: str = "contexts",
 ) -> tuple[Float[np.ndarray, " contexts"], Int[np.ndarray, " contexts"]]:
-    r"""Of answers after contexts, :math:`\sum_t\log p(y_t)`; and the likeliest first id.
+    r"""Return answers' :math:`\sum_t\log p(y_t)` after contexts, and the likeliest first id.
 
     Contexts of similar lengths go together, padded on the right, some at a time; logits are those
     of the answers' places alone.
@@ -163,7 +163,7 @@ def targets_of(
     answers: Sequence[Integer[Array | np.ndarray, " _"]],
     queries: int,
 ) -> Targets:
-    """The targets of answers after contexts, with a leading axis of these."""
+    """Return the targets of answers after contexts, with a leading axis of these."""
     dtype = np.dtype(model.embedding.dtype)
     weights = [_pad(np.full(len(answer), 1 / len(answer), dtype), queries) for answer in answers]
     positions = [
@@ -182,7 +182,7 @@ def _pad(row: np.ndarray, size: int) -> np.ndarray:
 def _read(
     model: CausalLM, ids: Int[Array, "rows size"], y: Targets
 ) -> tuple[Float[Array, " rows"], Int[Array, " rows"]]:
-    """The answers' log-probabilities, and the likeliest id at the first place that is asked."""
+    """Return the answers' log-probabilities, and the likeliest id at the first place asked."""
 
     def read_row(ids: Int[Array, " size"], y: Targets) -> tuple[Float[Array, ""], Int[Array, ""]]:
         x = model.embed(ids)
@@ -197,7 +197,7 @@ def _read(
 def _chunks(
     model: CausalLM, lengths: Sequence[int], sizes: Sequence[int]
 ) -> list[tuple[list[int], int]]:
-    """Which rows go together, and the size that they are padded to."""
+    """Return which rows go together, and the size that they are padded to."""
     padded_sizes = sorted({*sizes, context_size(model, max(lengths))})
     if not all(model.same_rope(size, length) for size in padded_sizes for length in lengths):
         padded_sizes = sorted(set(lengths))
@@ -215,7 +215,7 @@ def _chunks(
 
 
 def context_size(model: CausalLM, length: int) -> int:
-    """To how many places a context is padded: the next multiple of 8.
+    """Return the number of places to which a context is padded: the next multiple of 8.
 
     Within the limits of `ids.padded_size`, and finer than its own lengths: texts of one kind are
     read often.
@@ -231,7 +231,7 @@ def context_size(model: CausalLM, length: int) -> int:
 
 
 def ids_of_texts(texts: Sequence[str], tokenizer: Any = None) -> list[Int[np.ndarray, " _"]]:
-    """The ids of texts, which a tokenizer reads side by side; of None, bytes of UTF-8."""
+    """Return the ids of texts, which a tokenizer reads side by side; of None, bytes of UTF-8."""
     if tokenizer is None:
         return [encode_text(text).ids for text in texts]
     return [np.asarray(encoding.ids, np.int32) for encoding in tokenizer.encode_batch(list(texts))]
@@ -275,7 +275,7 @@ class Ablated:
         self._known: dict[tuple[int, bytes], float] = {}
 
     def __call__(self, kept: Sequence[Kept], **options: Any) -> list[Float[np.ndarray, " _"]]:
-        """Of each prompt one number for each row of its `kept`; options are of `read`."""
+        """Return a number for each row of each prompt's `kept`; options are of `read`."""
         rows = [[(n, np.asarray(row).tobytes()) for row in part] for n, part in enumerate(kept)]
         new = [row for row in dict.fromkeys(sum(rows, [])) if row not in self._known]
         if new:
@@ -289,7 +289,7 @@ class Ablated:
 def without_the_first(
     ranking: Integer[Array | np.ndarray, " records"], counts: Sequence[int]
 ) -> Bool[np.ndarray, "counts records"]:
-    """The ablations without the records that rank highest.
+    """Return the ablations without the records that rank highest.
 
     Parameters
     ----------
@@ -310,7 +310,7 @@ def without_the_first(
 def datamodeling_score(
     scores: Float[Array | np.ndarray, "*methods records"], kept: Kept, values: Values
 ) -> Float[np.ndarray, "*methods"]:
-    r"""The linear datamodeling score: how scores of what is kept order the log-probabilities.
+    r"""Compute the linear datamodeling score: how scores of what is kept order log-probabilities.
 
     .. math:: \rho\Bigl(\sum_r \mathbf 1_r^{(j)}\,\tau_r,\; \log p^{(j)}\Bigr)_j
 
@@ -343,7 +343,7 @@ def datamodeling_score(
 def sparse_regression(
     kept: Kept, values: Values, tokens: int, *, strength: float = 0.01
 ) -> Float[np.ndarray, " records"]:
-    r"""ContextCite: a Lasso from which records are kept to the logit of the answer's probability.
+    r"""Fit ContextCite: a Lasso from which records are kept to the logit of the probability.
 
     The logit :math:`\log p - \log(1 - p)`, over the answer's number of tokens, on features of mean
     zero and variance one; the coefficients are in the units of the logit and of the features again.
@@ -368,7 +368,7 @@ def sparse_regression(
 
 
 def logits_of(values: Values) -> Float[np.ndarray, " ablations"]:
-    """The logits of probabilities, by their logarithms.
+    """Return the logits of probabilities, by their logarithms.
 
     >>> logits_of(np.log([0.5, 0.9])).round(2).tolist()
     [0.0, 2.2]

@@ -36,7 +36,7 @@ DELTA = 0.2
 
 
 def influence_record(setting: Setting, models: Retrievers, test: Example) -> dict[str, Any]:
-    """LIM and Z by seed, and the density of records, of the answers' cross-entropy and margin.
+    """Return LIM, Z and the density of records by seed, of the answers' cross-entropy and margin.
 
     The place that asks is left out of regions and records: it is most of the influence, whatever
     the others do. Of a record the density is relative to the mean over records.
@@ -49,7 +49,7 @@ def influence_record(setting: Setting, models: Retrievers, test: Example) -> dic
 
 @filter_jit
 def _influences(models: Retrievers, test: Example, regions: Regions) -> dict[str, Array]:
-    """Of every seed, along a leading axis."""
+    """Measure the influence of every seed's network, along a leading axis."""
 
     def influence_of_model(model: Retrievers) -> dict[str, Array]:
         parts = {}
@@ -70,7 +70,7 @@ def _influences(models: Retrievers, test: Example, regions: Regions) -> dict[str
 def explained_record(
     setting: Setting, models: Retrievers, count: int, key: Key[Array, ""]
 ) -> dict[str, Any]:
-    """Channel energies over the regions, certificates, and `evidence_record`, by seed.
+    """Return channel energies over the regions, certificates, and `evidence_record`, by seed.
 
     Of `count` contexts of the uniform law.
     """
@@ -109,7 +109,7 @@ def explained_record(
 
 
 def evidence_record(setting: Setting, models: Retrievers, examples: Example) -> dict[str, Any]:
-    r"""How much of the margin's influence the gold record has, and by how many attention hops.
+    r"""Return the gold record's share of the margin's influence, and by how many attention hops.
 
     By seed, averaged over examples: ``"evidence"``, its share of all records' influence; and
     ``"hops"``, of the energies :math:`\int_{\rm gold} \|P_0^{(r)}\|^2` the share of every number

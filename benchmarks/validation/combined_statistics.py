@@ -50,7 +50,7 @@ def fitted(rows: Sequence[Row]) -> Regression:
     start = np.zeros(len(COLUMNS) + 1)
 
     def risk(coefficients: np.ndarray) -> float:
-        """The mean loss of the rows with these coefficients, and the ridge's."""
+        """Return the mean loss of the rows with these coefficients, and the ridge's."""
         log_odds = Regression(means, deviations, coefficients).log_odds(rows)
         ridge = RIDGE / 2 * np.sum(coefficients[:-1] ** 2)
         return float(np.logaddexp(0, -signs * log_odds).mean() + ridge)
@@ -73,7 +73,7 @@ def with_combinations(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def gain_of(rows: Sequence[Row], name: str, below: Collection[str]) -> Interval:
-    """By how much more often a combination is above the groups `below` than `ALONE` is."""
+    """Return by how much more often a combination is above the groups `below` than `ALONE` is."""
 
     def gain(drawn: Sequence[Row]) -> float:
         """Compare both on the same rows."""

@@ -29,7 +29,7 @@ class Question(NamedTuple):
 
 
 def question_prompt(data: Question, place: int | None = None) -> Prompt:
-    """Numbered documents and then the question, with the gold document at a place.
+    """Lay out numbered documents and then the question, with the gold document at a place.
 
     Lost-in-the-middle's task; the words are our own. A record is a document from its number on.
     The prompt's answer is the first of the question's answers.

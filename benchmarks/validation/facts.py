@@ -31,7 +31,7 @@ FACTS = (
 
 
 def draw_facts(count: int, seed: int) -> Question:
-    """A question about one of some people, of each of whom a document says one thing.
+    """Draw a question about one of some people, of each of whom a document says one thing.
 
     The documents' titles are names, each once, and each document says a thing of another kind, so
     that the question is about one alone. The words are our own.

@@ -56,7 +56,7 @@ def faithfulness_against_cost(kinds: Mapping[str, Record], title: str) -> Figure
 
 
 def _series(name: str) -> str:
-    """What is one method: the mask gradient and its paths, a regression on more or fewer."""
+    """Return what is one method: the mask gradient and its paths, a regression on more or fewer."""
     return "mask gradient and path" if name.startswith("mask-") else name.partition(" on ")[0]
 
 

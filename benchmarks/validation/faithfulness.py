@@ -170,7 +170,7 @@ class Explained(NamedTuple):
     values: Float[np.ndarray, " held_out"]
 
     def record(self) -> dict[str, Any]:
-        """Plain numbers; of seven digits, more than single precision has."""
+        """Return plain numbers; of seven digits, more than single precision has."""
         fields = {name: np.asarray(part) for name, part in self._asdict().items()}
         fields["scores"] = np.array([[float(f"{x:.7g}") for x in row] for row in self.scores])
         return {name: part.tolist() for name, part in fields.items()} | {
@@ -179,14 +179,14 @@ class Explained(NamedTuple):
 
 
 def explained_of(record: dict[str, Any]) -> Explained:
-    """What `Explained.record` says."""
+    """Return what `Explained.record` says."""
     fields = {name: np.array(record[name]) for name in ("scores", "drops", "values")}
     fields["kept"] = np.array(record["kept"], bool)
     return Explained(**{**record, **fields})
 
 
 def attributions(setting: FaithfulnessSetting) -> list[str]:
-    """The names of all that are made, in the order of `Explained.scores`."""
+    """Return the names of all that are made, in the order of `Explained.scores`."""
     regressions = [f"ContextCite on {count}" for count in setting.fitted]
     paths = [PATH, ROLLOUT] if setting.steps else []
     masks = [variant.name for variant in variants_of(setting)]
@@ -194,7 +194,7 @@ def attributions(setting: FaithfulnessSetting) -> list[str]:
 
 
 def variants_of(setting: FaithfulnessSetting) -> list[MaskVariant]:
-    """The ways to take the mask gradient that are tried."""
+    """Return the ways to take the mask gradient that are tried."""
     return mask_variants(setting.weights, setting.paths)
 
 
@@ -261,7 +261,7 @@ def explain_prompts(
 
 
 def seconds_of(chunks: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
-    """The sums of chunks' seconds, and for how many things these were, by name."""
+    """Return the sums of chunks' seconds, and for how many things these were, by name."""
     seconds: dict[str, list[float]] = {}
     for name, (took, things) in (item for chunk in chunks for item in chunk["seconds"].items()):
         before = seconds.get(name, [0.0, 0])
@@ -270,7 +270,7 @@ def seconds_of(chunks: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
 
 
 def drawn_prompt(setting: FaithfulnessSetting, number: int) -> Prompt:
-    """One of the prompts, by its number: every place is gold in turn, in both halves of seeds."""
+    """Draw the prompt of a number: every place is gold in turn, in both halves of seeds."""
     seed, kind = divmod(number, len(setting.kinds))
     turn = 7 * (seed // 2)  # so that also a few prompts of many records ask here and there
     if setting.kinds[kind] == SENTENCES:
@@ -284,7 +284,7 @@ def drawn_prompt(setting: FaithfulnessSetting, number: int) -> Prompt:
 
 
 def _ends(model: CausalLM, tokenizer: Any, end: Iterable[int]) -> list[int]:
-    """The ids that end an answer: those that spell a quotation mark or the end of a line too."""
+    """Return the ids that end an answer, also those that spell a quotation mark or a line's end."""
     if tokenizer is None:
         spelt = [ord(mark) for mark in ENDS]
     else:
@@ -309,7 +309,7 @@ class Job(NamedTuple):
     run: dict[str, Any]
 
     def read(self, *rows: Any, name: str = "answers") -> tuple[np.ndarray, np.ndarray]:
-        """`read_answers`, padded to whole contexts, or to three fifths of long ones."""
+        """Call `read_answers`, padded to whole contexts, or to three fifths of long ones."""
         sizes = [self.size, context_size(self.model, self.size * 3 // 5)][: 1 + (self.size > 256)]
         return read_answers(
             self.model, *rows, sizes=sizes, queries=self.setting.tokens, watch=self.watch, name=name
@@ -318,7 +318,7 @@ class Job(NamedTuple):
     def watched(
         self, name: str, count: int, program: Callable[[CausalLM, Context], Any], context: Context
     ) -> Any:
-        """What a program gives of a context that the package pads, with its seconds by name."""
+        """Run a program on a context that the package pads, and keep its seconds by name."""
         tokens = np.count_nonzero(context.weights)
         shapes = padded_size(self.model, context.length), int(tokens)
         return self.watch(name, count, program, self.model, context, compiled_for=shapes)
@@ -327,7 +327,7 @@ class Job(NamedTuple):
 def job_of(
     model: CausalLM, tokenizer: Any, setting: FaithfulnessSetting, end: Iterable[int]
 ) -> Job:
-    """The prompts of a setting, and what is needed to ask them."""
+    """Return the prompts of a setting, and what is needed to ask them."""
     require(
         isinstance(model.embedding, Array),
         "model",
@@ -362,7 +362,7 @@ def job_of(
 
 
 def _explain(job: Job, prompts: list[Prompt], numbers: list[int]) -> list[Explained]:
-    """Some of the prompts together."""
+    """Explain some of the prompts together."""
     setting = job.setting
     num_fitted = max(job.setting.fitted)
     contexts = [encode_text(prompt.text, job.tokenizer) for prompt in prompts]
@@ -418,7 +418,7 @@ def _explain(job: Job, prompts: list[Prompt], numbers: list[int]) -> list[Explai
 
 
 def answers_of(job: Job, contexts: list[Int[np.ndarray, " _"]]) -> list[Int[np.ndarray, " _"]]:
-    """What the model answers, id by id, without what ends it."""
+    """Return what the model answers, id by id, without what ends it."""
     rows = contexts
     lengths = [len(ids) for ids in contexts]
     going = [True] * len(rows)
@@ -441,7 +441,7 @@ def answers_of(job: Job, contexts: list[Int[np.ndarray, " _"]]) -> list[Int[np.n
 
 
 def _attribute_whole_context(job: Job, context: Context) -> dict[str, Parts]:
-    """The attributions that read the whole context only, by name."""
+    """Return the attributions that read the whole context only, by name."""
     setting = job.setting
     by_name = {}
     for name, method in METHODS.items():
@@ -466,7 +466,7 @@ def _in_order(
     tokens: int,
     chance: Float[np.ndarray, " parts"],
 ) -> Float[np.ndarray, "attributions parts"]:
-    """The scores of one prompt, in the order of `attributions`."""
+    """Return the scores of one prompt, in the order of `attributions`."""
     by_name = gradients | {LEAVE_ONE_OUT: alone, RANDOM: chance}
     for count in setting.fitted:
         by_name[f"ContextCite on {count}"] = sparse_regression(

@@ -139,7 +139,7 @@ def _span(values: Sequence[float]) -> str:
 
 
 def _scores_table(kinds: Mapping[str, Record]) -> str:
-    """Every method's score on each kind of prompts, and its cost there in passes."""
+    """Return every method's score on each kind of prompts, and its cost there in passes."""
     names = dict.fromkeys(name for record in kinds.values() for name in record["costs"])
     rows = [(name, *(_score_cell(record, name) for record in kinds.values())) for name in names]
     costs = [
@@ -160,7 +160,7 @@ def _scores_table(kinds: Mapping[str, Record]) -> str:
 
 
 def _score_cell(record: Record, name: str) -> str:
-    """A score with its interval; nothing where the method did not run on these prompts."""
+    """Return a score with its interval; nothing where the method did not run on these prompts."""
     if name not in record["measures"]:
         return ""
     cell = _interval(record["measures"][name][SCORE])
@@ -198,7 +198,7 @@ def _drops_in_words(kinds: Mapping[str, Record]) -> str:
 
 
 def _either(settings: Mapping[str, Record], name: str) -> str:
-    """All numbers that any setting tries, in words.
+    """Return all numbers that any setting tries, in words.
 
     >>> _either({"one": {"paths": (2, 4)}, "two": {"paths": (2, 8)}}, "paths")
     '2, 4 or 8'
@@ -228,7 +228,7 @@ def _choice(results: Record) -> list[str]:
 
 
 def _package_variant(results: Record) -> str:
-    """How the variant that the package takes did, on average over the kinds of prompts."""
+    """Return how the variant that the package takes did, on average over the kinds of prompts."""
 
     def means(name: str) -> str:
         halves = zip(
@@ -246,7 +246,7 @@ def _package_variant(results: Record) -> str:
 
 
 def _variants(results: Record) -> str:
-    """What is chosen, and of one gradient what differs from it in one way; and what is learnt."""
+    """Say what is chosen, what differs from it in one way with one gradient, and what is learnt."""
     kinds = results["kinds"]
     chosen = results["chosen"]
     variants = list(next(iter(kinds.values()))["variants"])
@@ -263,7 +263,7 @@ def _variants(results: Record) -> str:
 
 
 def _differ(name: str, other: str) -> int:
-    """In how many options two variants of one family differ: a weight counts once."""
+    """Count the options in which two variants of one family differ: a weight counts once."""
     (weight, *options), (of, *others) = (variant.split(", ") for variant in (name, other))
     return (weight != of) + len(set(options) ^ set(others))
 
@@ -332,13 +332,13 @@ def _table(record: Record) -> str:
 
 
 def _interval(record: Record, sign: str = "") -> str:
-    """In bold where a difference, which has signs, is not zero."""
+    """Return a number with its interval, in bold if it is a difference that is not zero."""
     cell = f"{record['value']:{sign}.2f} ({record['low']:{sign}.2f} to {record['high']:{sign}.2f})"
     return f"**{cell}**" if sign and (record["low"] > 0 or record["high"] < 0) else cell
 
 
 def _not_run(kinds: Mapping[str, Record]) -> list[str]:
-    """How many prompts of each setting were not run; nothing where all were."""
+    """Return how many prompts of each setting were not run; nothing where all were."""
     run = {
         name: sum(record["prompts"] for record in kinds.values() if record["setting"] == name)
         for name in SETTINGS

@@ -304,7 +304,7 @@ def tuned_course(results: Record, title: str) -> Figure:
 
 
 def _with_errors(axes: Axes, estimate: Estimate, label: str, index: int) -> None:
-    """Two standard errors to either side."""
+    """Draw an estimate with two standard errors to either side."""
     value = np.asarray(estimate.value)
     error = np.asarray(estimate.error)
     records = np.arange(1, len(value) + 1)
@@ -326,7 +326,7 @@ def _panels(count: int, title: str) -> tuple[Figure, list[Axes]]:
 
 
 def _band(axes: Axes, values: np.ndarray, label: str, index: int) -> None:
-    """The mean over seeds, of shape (seeds, records), and its errors."""
+    """Draw the mean over seeds, of shape (seeds, records), and its errors."""
     mean = values.mean(axis=0)
     error = _error_of_mean(values)
     style = line_style(index)
@@ -336,7 +336,7 @@ def _band(axes: Axes, values: np.ndarray, label: str, index: int) -> None:
 
 
 def _error_of_mean(values: np.ndarray) -> np.ndarray:
-    """Over seeds; zero with one."""
+    """Return the standard error of the mean over seeds; zero with one."""
     if len(values) == 1:
         return np.zeros(values.shape[1:])
     return values.std(axis=0, ddof=1) / np.sqrt(len(values))

@@ -86,7 +86,7 @@ def folded(summary: str, *parts: str) -> str:
 
 
 def page_of(parts: Sequence[str], figures: Sequence[str], options: str = "") -> str:
-    """A page: its title, its first finding, the command that wrote it, the rest and its figures."""
+    """Return a page: its title, first finding, the command that wrote it, its rest and figures."""
     return lay_out([*parts[:2], command_words(options), *parts[2:]], figures)
 
 
@@ -188,7 +188,7 @@ def _energies_in_words(best: str, arms: Mapping[str, Record]) -> str:
 
 
 def _by_remedy(results: Record) -> dict[str, list[str]]:
-    """Names of variants by the remedy that they vary, without their plain arms."""
+    """Return names of variants by the remedy that they vary, without their plain arms."""
     names_by_remedy: dict[str, list[str]] = {}
     for name, variant in results["preset"]["variants"].items():
         if name in results["variants"]:
@@ -197,7 +197,7 @@ def _by_remedy(results: Record) -> dict[str, list[str]]:
 
 
 def _evidence_in_words(best: str, arms: Mapping[str, Record]) -> str:
-    """What share of influence the asked record has, and how much of it in one hop."""
+    """Say what share of influence the asked record has, and how much of it in one hop."""
     (ours, one_hop), (plain, plain_hop) = (
         (_mean(arms[name]["evidence"]), digits(np.mean(arms[name]["hops"], axis=0)[1]))
         for name in (best, PLAIN)
@@ -209,7 +209,7 @@ def _evidence_in_words(best: str, arms: Mapping[str, Record]) -> str:
 
 
 def _over_boundary(record: Record) -> Float[np.ndarray, " channels"]:
-    """The middle's energy over the weaker boundary's, of cone and local, averaged over seeds."""
+    """Return the middle's energy over the weaker boundary's, of cone and local, as seeds' means."""
     energies = np.array(record["channels"])[:, :, 1:]  # seeds, regions, channels
     return (energies[:, 1] / np.minimum(energies[:, 0], energies[:, 2])).mean(axis=0)
 
@@ -248,7 +248,7 @@ def _raises_in_words(gains: Mapping[str, Gain], with_names: bool = True) -> str:
 
 
 def _count_raises(intervals: Mapping[str, Interval | None], with_names: bool) -> tuple[int, str]:
-    """How many intervals are above zero, and which."""
+    """Say how many intervals are above zero, and which."""
     above = {
         name: interval.value
         for name, interval in intervals.items()
@@ -416,7 +416,7 @@ def _measured_table(arms: Mapping[str, Record]) -> str:
 
 
 def _certainty_of_times(arms: Mapping[str, Record]) -> str:
-    """By the two runs of the plain arm, whose steps are the same."""
+    """Say how certain times are, by the two runs of the plain arm, whose steps are the same."""
     first, second = (arms[name]["seconds_per_step"] for name in (PLAIN, LONG))
     difference = max(first, second) / min(first, second) - 1
     return (
@@ -489,7 +489,7 @@ def _ablations(results: Record, gains: Mapping[str, Gain]) -> list[str]:
 
 
 def _from_first_step(results: Record) -> list[str]:
-    """How accuracy rises where a remedy is there from the beginning."""
+    """Say how accuracy rises where a remedy is there from the beginning."""
     stages = {name: variant["stages"] for name, variant in results["preset"]["variants"].items()}
     names = [name for name in results["variants"] if stages.get(name)]
     if not names:
@@ -524,7 +524,7 @@ def _from_first_step(results: Record) -> list[str]:
 
 
 def _shifts(shifts: Mapping[str, Record]) -> list[str]:
-    """Accuracy and rank correlation at the length of training and at twice it."""
+    """Report accuracy and rank correlation at the length of training and at twice it."""
     if not shifts:
         return []
     lengths = list(shifts[PLAIN])
@@ -561,7 +561,7 @@ def _shifts(shifts: Mapping[str, Record]) -> list[str]:
 
 
 def _influence_correlation(record: Record) -> str:
-    """The rank correlation of the normalised influence's profile with accuracy."""
+    """Return the rank correlation of the normalised influence's profile with accuracy."""
     return next(
         _correlation(prediction)
         for prediction in record["predictions"]
@@ -571,7 +571,7 @@ def _influence_correlation(record: Record) -> str:
 
 
 def _recalls(setting: Record | None, recalls: Mapping[str, Record]) -> list[str]:
-    """How accuracy rises where every pair is asked for, with word of the evidence and without."""
+    """Say how accuracy rises where every pair is asked for, with and without word of evidence."""
     if not setting or not recalls:
         return []
     gains = recall_gains(recalls)
@@ -601,7 +601,7 @@ def _recalls(setting: Record | None, recalls: Mapping[str, Record]) -> list[str]
 
 
 def _criteria(arms: Mapping[str, Record]) -> list[str]:
-    """In how many seeds each certificate holds, and how far from it the others are."""
+    """Report in how many seeds each certificate holds, and how far from it the others are."""
     by_arm = {
         name: record["certificates"] for name, record in arms.items() if "certificates" in record
     }

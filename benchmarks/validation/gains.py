@@ -55,7 +55,7 @@ def gain(
     operations, time = (arm[name] / plain[name] for name in ("operations", "seconds_per_step"))
 
     def at_equal(cost: float) -> Interval | None:
-        """Over the plain arm after as many steps as an arm's take of its own."""
+        """Return the gain over the plain arm after as many steps as an arm's take of its own."""
         steps = arm["steps"][-1] * cost
         if longer is None or steps > longer["steps"][-1]:
             return None
@@ -75,7 +75,7 @@ def gain(
 
 
 def _last(record: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """By seed, after the last step."""
+    """Return a record's numbers by seed, after the last step."""
     accuracy = np.array(record["accuracy"][-1])
     return {
         "accuracy": accuracy.mean(axis=1),
@@ -86,7 +86,7 @@ def _last(record: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def compare_arms(results: Mapping[str, Any]) -> dict[str, Gain]:
-    """The gain of every arm and variant of ``validate``'s results, each over its own plain arm."""
+    """Return the gain of every arm and variant of ``validate``'s results over its own plain arm."""
     arms = results["arms"]
     variants = results["variants"]
     plain = arms[PLAIN]
@@ -104,7 +104,7 @@ def compare_arms(results: Mapping[str, Any]) -> dict[str, Gain]:
 
 
 def gains_on_base(results: Mapping[str, Any]) -> dict[str, Gain]:
-    """The gains of arms and variants from the first setting's networks, which all share."""
+    """Return the gains of arms and variants from the first setting's networks, which all share."""
     gains = compare_arms(results)
     variants = results["variants"]
     return {name: each for name, each in gains.items() if f"{name}, {PLAIN}" not in variants}

@@ -35,7 +35,7 @@ FILE = Path(__file__).parents[2] / "docs" / "study" / "hybrids.json"
 
 
 def hybrid_record(setting: Setting) -> dict[str, Any]:
-    """Accuracy and influence by record, before training and after."""
+    """Return accuracy and influence by record, before training and after."""
     keys = jax.random.split(jax.random.key(0), SEEDS)
     test = examples_of_every_place(setting, TESTS, key=jax.random.key(1))
 
@@ -49,7 +49,7 @@ def hybrid_record(setting: Setting) -> dict[str, Any]:
 
 
 def hybrid_figure(records: dict[str, Any]) -> Figure:
-    """The bands are two standard errors over seeds."""
+    """Draw hybrids beside attention, with bands of two standard errors over seeds."""
     title = (
         f"{TWIN.task.records} records, {SEEDS} seeds: three of four layers read a state, or none"
     )
@@ -57,14 +57,14 @@ def hybrid_figure(records: dict[str, Any]) -> Figure:
 
 
 def in_fifths(by_record: Any) -> np.ndarray:
-    """The mean of each fifth of the context, a record's density being the same throughout it."""
+    """Return the mean of each fifth of the context, where a record has one density throughout."""
     values = np.asarray(by_record)
     repeated = np.repeat(values, FIFTHS, axis=-1)
     return repeated.reshape(*values.shape[:-1], FIFTHS, -1).mean(axis=-1)
 
 
 def hybrid_table(records: dict[str, Any]) -> str:
-    """Means over seeds, with their standard deviations but for the fifths."""
+    """Return a table of means over seeds, with their standard deviations but for the fifths."""
 
     def mean_and_deviation(values: Any) -> str:
         values = np.asarray(values)

@@ -32,7 +32,7 @@ class Interval(NamedTuple):
 
 
 def interval_words(interval: Interval | None) -> str:
-    """A number with the ends of its interval, all with signs; nothing for None.
+    """Return a number with the ends of its interval, all with signs; nothing for None.
 
     Examples
     --------
@@ -47,7 +47,7 @@ def interval_words(interval: Interval | None) -> str:
 def paired_interval(
     differences: Float[Array | np.ndarray, "seeds *shape"], level: float = 0.95
 ) -> Interval:
-    r"""The mean of paired differences over seeds, with Student's interval.
+    r"""Return the mean of paired differences over seeds, with Student's interval.
 
     .. math:: \bar d \pm t_{n-1}\,s/\sqrt n
 
@@ -77,7 +77,7 @@ def paired_interval(
 
 
 def share_interval(holds: Float[Array | np.ndarray, " samples"], level: float = 0.95) -> Interval:
-    """The share of independent samples that are one and not zero, with Clopper and Pearson's ends.
+    """Return the share of independent samples that are one, not zero, with Clopper-Pearson ends.
 
     These cover at least `level`, also where all samples are alike.
 
@@ -96,7 +96,7 @@ def share_interval(holds: Float[Array | np.ndarray, " samples"], level: float = 
 def rank_correlation(
     x: Float[Array | np.ndarray, "*shape records"], y: Float[Array | np.ndarray, "*shape records"]
 ) -> Float[np.ndarray, "*shape"]:
-    """Spearman's rank correlation along the last axis; those that tie share their average rank.
+    """Compute Spearman's rank correlation along the last axis; ties share their average rank.
 
     NaN where one side is constant, for then it orders nothing, or holds what is not finite.
 
@@ -122,7 +122,7 @@ def bootstrap_interval(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
-    r"""The percentile bootstrap's interval of any statistic of independent samples.
+    r"""Return the percentile bootstrap's interval of any statistic of independent samples.
 
     Samples are drawn with replacement, as many as there are, and the ends are quantiles of the
     statistic of such draws; draws of which it is NaN are left out. Too narrow for few samples: of

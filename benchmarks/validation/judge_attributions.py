@@ -71,7 +71,7 @@ def judge_attributions(
 
 
 def _within(name: str, seconds: float) -> Callable[[list], Iterable]:
-    """Chunks until the time is over, at least one, with a bar."""
+    """Return a bar that gives chunks until the time is over, at least one."""
 
     def chunks(of: list) -> Iterator:
         start = time.perf_counter()
@@ -84,7 +84,7 @@ def _within(name: str, seconds: float) -> Callable[[list], Iterable]:
 
 
 def faithfulness_figures(results: dict[str, Any], name: str) -> dict[str, Figure]:
-    """The figure of what `judge_attributions` writes as JSON, by the name of its file."""
+    """Return the figure of what `judge_attributions` writes as JSON, by the name of its file."""
     title = f"Attributions of {name}'s answers"
     return {"faithfulness_against_cost": faithfulness_against_cost(results["kinds"], title)}
 

@@ -88,12 +88,12 @@ def _by_kind(run: Run) -> dict[str, Sequence[Explained]]:
 
 
 def measures_of(setting: FaithfulnessSetting) -> list[str]:
-    """What is measured of each prompt, in order."""
+    """Return what is measured of each prompt, in order."""
     return [*(f"top-{count} drop" for count in setting.taken_out), SCORE]
 
 
 def _samples(run: Run) -> Samples:
-    """By attribution the measures of each prompt, the score last; also of scores less their mean.
+    """Return each prompt's measures by attribution, the score last; also of scores less the mean.
 
     Only of the mask gradient, for which it is a choice. Ranks, and so drops, are the same.
     """
@@ -110,7 +110,7 @@ def _samples(run: Run) -> Samples:
 
 
 def _families(samples: Samples) -> dict[str, list[str]]:
-    """The variants of the mask gradient, by what they cost."""
+    """Return the variants of the mask gradient, by what they cost."""
     families: dict[str, list[str]] = {}
     for name in samples:
         if name.startswith(("mask-gradient", "mask-path")):
@@ -119,7 +119,7 @@ def _families(samples: Samples) -> dict[str, list[str]]:
 
 
 def _choose(samples: Sequence[Samples], settings: Sequence[FaithfulnessSetting]) -> dict[str, str]:
-    """Of each family the variant whose mean score over kinds is highest, on even prompts."""
+    """Choose of each family the variant whose mean score over kinds is highest, on even prompts."""
 
     def score(name: str) -> float:
         return float(np.mean([of[name][::2, -1].mean() for of in samples]))
@@ -128,19 +128,19 @@ def _choose(samples: Sequence[Samples], settings: Sequence[FaithfulnessSetting])
 
 
 def _judge(samples: Samples, chosen: Mapping[str, str]) -> Samples:
-    """On odd prompts, each family by its chosen variant."""
+    """Return the measures on odd prompts, of each family those of its chosen variant."""
     others = [name for name in samples if not name.startswith("mask-")]
     return {name: samples[chosen.get(name, name)][1::2] for name in (*others, *chosen)}
 
 
 def _halves(samples: Samples) -> dict[str, list[float]]:
-    """The mean score of every variant, on even prompts and on odd ones; of AT2, which is learnt."""
+    """Return every variant's mean score on even prompts and on odd ones; of AT2, learnt, too."""
     names = [*sum(_families(samples).values(), []), AT2]
     return {name: [float(samples[name][half::2, -1].mean()) for half in (0, 1)] for name in names}
 
 
 def _measures_record(judged: Samples, setting: FaithfulnessSetting) -> dict[str, Any]:
-    """The means, and by how much the mask gradient's score is above each of the others."""
+    """Return the means, and by how much the mask gradient's score is above each of the others."""
     names = measures_of(setting)
     rows = _intervals(np.stack([*judged.values()], axis=1))
     others = [name for name in judged if name != MASK]
@@ -154,14 +154,14 @@ def _measures_record(judged: Samples, setting: FaithfulnessSetting) -> dict[str,
 
 
 def _leads(judged: Samples, pairs: Sequence[tuple[str, str]]) -> list[dict[str, float]]:
-    """By how much the first one's score is above the other's, paired by prompt."""
+    """Return by how much the first one's score is above the other's, paired by prompt."""
     return _intervals(
         np.stack([judged[first][:, -1] - judged[other][:, -1] for first, other in pairs], 1)
     )
 
 
 def _intervals(samples: Float[np.ndarray, "prompts *shape"]) -> list[Any]:
-    """The means over prompts, each with the bootstrap's interval."""
+    """Return the means over prompts, each with the bootstrap's interval."""
     interval = bootstrap_interval(samples)
 
     def of(*ends: Any) -> Any:
@@ -173,7 +173,7 @@ def _intervals(samples: Float[np.ndarray, "prompts *shape"]) -> list[Any]:
 
 
 def _targets(judged: Mapping[str, Samples]) -> list[dict[str, Any]]:
-    """Each of `TARGETS` whose prompts there are, with the paired difference of the scores."""
+    """Return each of `TARGETS` whose prompts there are, with the scores' paired difference."""
     targets = []
     for kind, method, other, allowed in TARGETS:
         if {method, other} <= judged.get(kind, {}).keys():
@@ -183,7 +183,7 @@ def _targets(judged: Mapping[str, Samples]) -> list[dict[str, Any]]:
 
 
 def _about(run: Run, chosen: Mapping[str, str]) -> dict[str, Any]:
-    """Of which prompts, and what each attribution costs for one of them."""
+    """Return which prompts these are, and what each attribution costs for one of them."""
     parts = [prompt.scores.shape[1] for prompt in run.prompts]
     others = [name for name in attributions(run.setting) if not name.startswith("mask-")]
     names = [*others, AT2, *chosen]
@@ -201,7 +201,7 @@ def _about(run: Run, chosen: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _cost(name: str, setting: FaithfulnessSetting, parts: int) -> Cost:
-    """What an attribution takes for one prompt, beside the answer itself."""
+    """Return what an attribution takes for one prompt, beside the answer itself."""
     if name in (*IN_WORDS, MASK):
         return Cost(1, 1)
     costs = {PATH: Cost(setting.steps, setting.steps), LEAVE_ONE_OUT: Cost(parts)}
@@ -213,7 +213,7 @@ def _cost(name: str, setting: FaithfulnessSetting, parts: int) -> Cost:
 
 
 def _seconds(name: str, cost: Cost, seconds: Mapping[str, Sequence[float]]) -> float | None:
-    """The seconds of one prompt, of programs that were compiled before; None where none was."""
+    """Return the seconds of one prompt, of programs compiled before; None where none was."""
     if cost.total == 0:
         return 0.0
     if name in (PATH, ROLLOUT, AT2):

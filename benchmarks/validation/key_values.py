@@ -20,7 +20,7 @@ class KeyValues(NamedTuple):
 def draw_key_values(
     count: int, seed: int, *, key_length: int = 4, value_length: int = 4
 ) -> KeyValues:
-    """Pairs of random hexadecimal digits, no key twice; the one that is asked for is drawn too.
+    """Draw pairs of hexadecimal digits, no key twice, and the one that is asked for.
 
     Many tokenizers read each digit by itself. Lengths are in digits; `seed` is for
     `numpy.random.default_rng`.
@@ -46,7 +46,7 @@ def draw_key_values(
 
 
 def key_value_prompt(data: KeyValues, place: int | None = None) -> Prompt:
-    """Pairs as a JSON object, with the one that is asked for at a place.
+    """Lay out pairs as a JSON object, with the one that is asked for at a place.
 
     Lost-in-the-middle's task, in words of our own. The answer is the value, which the text's last
     mark opens. `place` is from 0, the other pairs stay in their order; None: where it is.

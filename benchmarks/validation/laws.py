@@ -14,7 +14,7 @@ Law = Float[Array, " records"]
 
 
 def uniform_law(records: int) -> Law:
-    """Every place alike.
+    """Return the law of every place alike.
 
     Examples
     --------
@@ -25,7 +25,7 @@ def uniform_law(records: int) -> Law:
 
 
 def edge_law(records: int, *, width: float = 0.25, odds: float = 0.02) -> Law:
-    """The first and the last records, and seldom one between them.
+    """Return the law of the first and the last records, and seldom one between them.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def edge_law(records: int, *, width: float = 0.25, odds: float = 0.02) -> Law:
 
 
 def middle_law(records: int, *, width: float = 0.25, odds: float = 0.02) -> Law:
-    """The records between the edges, and seldom one of the edges'.
+    """Return the law of the records between the edges, and seldom one of the edges'.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def middle_law(records: int, *, width: float = 0.25, odds: float = 0.02) -> Law:
 
 @filter_jit
 def law_of_weights(weights: Float[Array, " records"]) -> Law:
-    """Probabilities in proportion to any weights, such as a density at the records' places.
+    """Return probabilities in proportion to any weights, such as a density at the records' places.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def gold_places(law: Law, count: int, *, key: Key[Array, ""]) -> Int[Array, " ex
 
 
 def every_place(records: int, count: int) -> Int[Array, " examples"]:
-    """Every gold place `count` times, in turn: to measure all of them equally well.
+    """Return every gold place `count` times, in turn: to measure all of them equally well.
 
     Examples
     --------
@@ -103,7 +103,7 @@ def _drawn(law: Law, count: int, key: Key[Array, ""]) -> Int[Array, " examples"]
 
 
 def _law_on_host(weights: np.ndarray) -> Law:
-    """Of weights that are known before anything is compiled."""
+    """Return the law of weights that are known before anything is compiled."""
     return law_of_weights(jax.device_put(weights))
 
 

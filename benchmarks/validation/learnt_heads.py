@@ -100,7 +100,7 @@ def learn_heads(
 def weights_of_heads(
     kinds: Sequence[Sequence[tuple[Attention, Explained]]],
 ) -> tuple[Weights, float]:
-    """How much each head counts, by a ridge regression of some prompts' answers; its strength.
+    """Fit how much each head counts, by a ridge regression of some prompts' answers; its strength.
 
     From the attention to what is kept to the logit of the answer's probability, both less the mean
     of a prompt's ablations. All kinds of prompts weigh the same.
@@ -128,7 +128,7 @@ def weights_of_heads(
 
 
 def attention_to_parts(model: CausalLM, context: Context) -> Attention:
-    """The answer's mean attention to all tokens of each part, where every layer has attention."""
+    """Return the answer's mean attention to tokens of each part, if every layer has attention."""
     (rows,) = scores_of_ids(_attention, model, [context.window], ask=[context.ask])
     return np.stack([rows[part.positions].sum(axis=0) for part in parts_of_prompt(context)])
 
@@ -140,7 +140,7 @@ def _attention(
     y: Targets,
     _: Int[Array, " length"],
 ) -> Float[Array, "length heads"]:
-    """What all layers' heads read of each token, on average over the places that ask."""
+    """Return what all layers' heads read of each token, on average over the places that ask."""
     x = loss.embed(model, ids, y)
     grid = token_grid(x.shape[0], x.dtype)
 
@@ -177,7 +177,7 @@ class _Stage(NamedTuple):
     progress: Callable[[list], Iterable]
 
     def read(self) -> tuple[list[_Read], dict[str, list[float]]]:
-        """Every prompt, and the seconds of it."""
+        """Read every prompt, and time it."""
         firsts = range(0, len(self.run.prompts), self.job.setting.at_once)
         chunks = self._once({f"attention {n}": partial(self._read, n) for n in firsts})
         readings = [
@@ -199,7 +199,7 @@ class _Stage(NamedTuple):
         return readings, seconds_of(chunks)
 
     def kinds(self, readings: list[_Read]) -> list[list[tuple[Attention, Explained]]]:
-        """Of each kind of prompts the first half, of even numbers."""
+        """Return the first half of each kind of prompts, of even numbers."""
         count = len(self.job.setting.kinds)
         pairs = list(
             zip([reading.attention for reading in readings], self.run.prompts, strict=True)
@@ -209,7 +209,7 @@ class _Stage(NamedTuple):
     def attributed(
         self, weights: Weights, readings: list[_Read], seconds: dict[str, list[float]]
     ) -> Run:
-        """The run with AT2's scores; where it is judged it has drops."""
+        """Return the run with AT2's scores; where it is judged it has drops."""
         setting = self.job.setting
         numbers = range(len(readings))
         scores = [reading.attention @ weights for reading in readings]
@@ -266,5 +266,5 @@ class _Stage(NamedTuple):
 
 
 def _round(attention: Attention) -> list[list[float]]:
-    """Of four digits, for they are many."""
+    """Round to four digits, for they are many."""
     return [[float(f"{x:.4g}") for x in row] for row in attention]

@@ -164,7 +164,7 @@ def _untaught(words: int, key: Key[Array, ""]) -> CausalLM:
 def answers_risk(
     model: CausalLM, ids: Int[Array, "lessons length"], y: Targets
 ) -> Float[Array, ""]:
-    """The mean cross-entropy of the answers' tokens."""
+    """Compute the mean cross-entropy of the answers' tokens."""
     return jax.vmap(ANSWER_LOSS, in_axes=(None, 0, 0))(model, ids, y).mean()
 
 
@@ -177,7 +177,7 @@ def share_right(model: LanguageModel, lessons: Sequence[Lesson]) -> float:
 def _are_right(
     model: CausalLM, ids: Int[Array, "lessons length"], y: Targets
 ) -> Bool[Array, " lessons"]:
-    """Whether greedy decoding gives each lesson's answers."""
+    """Tell whether greedy decoding gives each lesson's answers."""
 
     def is_right(ids: Int[Array, " length"], y: Targets) -> Bool[Array, ""]:
         """Tell it of one lesson."""

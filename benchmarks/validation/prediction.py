@@ -97,7 +97,7 @@ class Prediction(NamedTuple):
     left_out: int
 
     def record(self) -> dict[str, Any]:
-        """Everything as plain numbers and strings."""
+        """Return everything as plain numbers and strings."""
         return {
             **self._asdict(),
             "correlations": self.correlations.tolist(),
@@ -143,7 +143,7 @@ def record_scores(model: CausalLM, examples: Example, *, steps: int = 16) -> Rec
 def _energies(
     model: CausalLM, ids: Array, y: Targets, records: Array, count: int
 ) -> dict[str, Float[Array, "examples records"]]:
-    """The records' parts of both losses' total influence."""
+    """Return the records' parts of both losses' total influence."""
     grid = token_grid(ids.shape[1], model.embedding.dtype)
     pools = record_weights(records, grid.weights, count)
     return {
@@ -155,7 +155,7 @@ def _energies(
 def _attributions(
     model: CausalLM, ids: Array, y: Targets, records: Array, count: int, steps: int
 ) -> dict[str, Float[Array, " records"]]:
-    """The other attributions of one example's margin, by record."""
+    """Return the other attributions of one example's margin, by record."""
     x = model.embed(ids)
     loss = CausalLM.margin_loss
     words = model.embedding
@@ -176,7 +176,7 @@ def _attributions(
 def _occlusion(
     loss: Loss, model: CausalLM, x: Array, y: Targets, baseline: Array, records: Array, count: int
 ) -> Float[Array, " records"]:
-    """By record, what the loss gains where the record's states are the baseline's.
+    """Return by record what the loss gains where the record's states are the baseline's.
 
     Of images by Zeiler and Fergus, "Visualizing and understanding convolutional networks" (2014).
     """

@@ -80,7 +80,7 @@ class PromptedStudy(NamedTuple):
     predictions: list[Prediction]
 
     def record(self) -> dict[str, Any]:
-        """Everything as plain numbers and strings."""
+        """Return everything as plain numbers and strings."""
         parts = {"profile": self.profile, "at_gold": self.at_gold, "scores": self.scores}
         return {
             name: {
@@ -159,7 +159,7 @@ def answers(
     size: int | None = None,
     queries: int | None = None,
 ) -> Answers:
-    """What a model makes of one prompt: two gradients through one forward pass.
+    """Return what a model makes of one prompt: two gradients through one forward pass.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ def _correlations(rounds: _Rounds) -> Float[np.ndarray, "2 attributions scores"]
 
 
 def _predictions(interval: Interval) -> list[Prediction]:
-    """Of one network: the correlation is one number, and the interval is over rounds."""
+    """Return one network's predictions: a correlation, with its interval over rounds."""
     return [
         Prediction(
             attribution,
@@ -280,7 +280,7 @@ def _ratio(
     samples: Float[np.ndarray, "rounds attributions records"],
     totals: Float[np.ndarray, "rounds attributions"],
 ) -> Estimate:
-    """The ratio of the means over rounds; its error is linearised."""
+    """Return the ratio of the means over rounds; its error is linearised."""
     total = totals.mean(axis=0)[:, None]
     value = samples.mean(axis=0) / total
     error = _error(samples - value[None] * totals[:, :, None]) / total
@@ -288,7 +288,7 @@ def _ratio(
 
 
 def _error(samples: Float[np.ndarray, "rounds *shape"]) -> Float[np.ndarray, "*shape"]:
-    """The standard error of a mean; infinite with one round."""
+    """Return the standard error of a mean; infinite with one round."""
     if len(samples) == 1:
         return np.full(samples.shape[1:], np.inf)
     return samples.std(axis=0, ddof=1) / np.sqrt(len(samples))

@@ -17,7 +17,7 @@ SHORTEST = 20
 
 
 def prose_prompt(seed: int, place: int, sentences: tuple[int, int] = (10, 20)) -> Prompt:
-    """Documents of sentences that follow one another, in each of which one more says a fact.
+    """Lay out documents of sentences that follow one another; in each one more says a fact.
 
     A part is a sentence, or a document's title. Sources are topics of Python's help, which every
     Python brings; texts are those of the version that runs.
@@ -64,13 +64,13 @@ def prose_prompt(seed: int, place: int, sentences: tuple[int, int] = (10, 20)) -
 
 
 def _title(name: str) -> str:
-    """A topic's heading."""
+    """Return a topic's heading."""
     return topics[name].lstrip().partition("\n")[0].replace('"', "")
 
 
 @cache
 def sentences_of(name: str) -> tuple[str, ...]:
-    """The sentences of a topic's paragraphs, in order: no code, no lists, none long or short."""
+    """Return a topic's sentences, paragraphs in order: no code, no lists, none long or short."""
     sentences: list[str] = []
     for paragraph in re.split(r"\n\s*\n", topics[name])[1:]:
         # Prose is not indented, begins with a capital letter and ends with a full stop.

@@ -75,7 +75,7 @@ class RecallSetting(NamedTuple):
 
 
 def all_answers_batch(examples: Example) -> IdsOf:
-    """All that contexts ask: ids, and the answers at the places that have a weight.
+    """Return all that contexts ask: ids, and the answers at the places that have a weight.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def recall_gradient(
     probes: Example | None,
     key: Key[Array, ""],
 ) -> PyTree:
-    r"""The gradient of the answers' cross-entropy, and of the penalty on probes.
+    r"""Return the gradient of the answers' cross-entropy, and of the penalty on probes.
 
     The penalty is :math:`\beta` times the mean of :math:`-\log m`, where m is the density of the
     influence on one question's evidence, of the margin of the network's own answer to it; its
@@ -125,7 +125,7 @@ def recall_gradient(
 
 
 def _risk(model: CausalLM, examples: Example) -> Scalar:
-    """The mean cross-entropy of the answers to all questions, in nats."""
+    """Compute the mean cross-entropy of the answers to all questions, in nats."""
     ids, y = all_answers_batch(examples)
     return jax.vmap(ANSWER_LOSS, in_axes=(None, 0, 0))(model, ids, y).mean()
 
@@ -143,7 +143,7 @@ def _penalty(
 
 
 def _one_question(examples: Example, key: Key[Array, ""]) -> tuple[IdsOf, Int[Array, " examples"]]:
-    """Of each context, drawn; and the pair that answers it."""
+    """Draw one question of each context; return it with the pair that answers it."""
     ids, y = all_answers_batch(examples)
     assert y.positions is not None  # of few places
     question = jax.random.randint(key, (len(ids), 1), 0, y.weights.shape[1])

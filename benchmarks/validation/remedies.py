@@ -60,7 +60,7 @@ def _mean_profile(energies: Energies, weights: Places, epsilon: Scalar | float) 
 
 @partial(Estimator, _mean_profile)
 def example_density(profile: Places, weights: Places, epsilon: Scalar | float) -> Places:
-    r"""The mean of the examples' own profiles, :math:`E_b/(Z_b + \epsilon_{inf})`.
+    r"""Return the mean of the examples' own profiles, :math:`E_b/(Z_b + \epsilon_{inf})`.
 
     Every example counts alike, however large its gradient, and the estimate has no bias. But it is
     of *another density* than that of `balanced_density`: a mean of ratios, not the paper's ratio of
@@ -132,7 +132,7 @@ def importance_weighted(setting: Setting) -> Arm:
 
 
 def reweighted(setting: Setting, *, every: int = 10, rate: float = 0.5) -> Arm:
-    """Algorithm 2 over records: an answer's weight follows the influence of its gold place.
+    """Return Algorithm 2 over records: an answer's weight follows the influence of its gold place.
 
     The loss asks one position only, so what is weighted is not the position that asks but the
     record that is asked for.
@@ -166,7 +166,7 @@ def reweighted(setting: Setting, *, every: int = 10, rate: float = 0.5) -> Arm:
 
 
 def balanced_on_training(setting: Setting, *, strength: float = 1.0) -> Arm:
-    """Algorithm 1 on the training batch: cross-entropy, a ratio of means, over the records."""
+    """Return Algorithm 1 on the training batch: cross-entropy, a ratio of means, over records."""
     grid = _token_grid(setting)
     penalty = Penalty(pools=_pools(setting))
 
@@ -181,7 +181,7 @@ def balanced_on_training(setting: Setting, *, strength: float = 1.0) -> Arm:
 def probed_penalty(
     setting: Setting, target: str = "uniform", probes: int | None = None
 ) -> Callable[[CausalLM, Example], Scalar]:
-    r""":math:`\Phi` of the margin's influence over the records, of the mean of examples' profiles.
+    r"""Return :math:`\Phi` of the examples' mean profile of the margin's influence over records.
 
     Parameters
     ----------
@@ -210,7 +210,7 @@ def balanced_on_probes(
     probes: int | None = None,
     every: int = 1,
 ) -> Arm:
-    """Algorithm 1 on probes of another law: the margin's influence, normalised by example.
+    """Return Algorithm 1 on probes of another law: the margin's influence, normalised by example.
 
     Parameters
     ----------
@@ -249,7 +249,7 @@ def selective_on_probes(
     wrong: float = 0.0,
     taught: bool = False,
 ) -> Arm:
-    """Algorithm 1 towards each probe's own gold record: what is known is where the evidence stands.
+    """Return Algorithm 1 towards each probe's own gold record: where the evidence stands is known.
 
     Parameters
     ----------
@@ -274,7 +274,7 @@ def selective_on_probes(
     records = setting.task.records
 
     def probes_and_evidence(batches: Batches) -> tuple[Example, Int[Array, " probes"]]:
-        """Probes, and the records that are said to be their evidence."""
+        """Return probes, and the records that are said to be their evidence."""
         examples = _first(_probes_of_law(setting, law, batches), probes)
         gold = examples.gold[:, 0]
         chance_key, place_key = jax.random.split(jax.random.fold_in(batches.key, 1))
@@ -295,7 +295,7 @@ def selective_on_probes(
 def _gold_share_penalty(
     setting: Setting,
 ) -> Callable[[CausalLM, Example, Int[Array, " examples"], LossOfIds], Scalar]:
-    """Minus the logarithm of the evidence's share of an example's influence, averaged over them.
+    """Return minus the logarithm of the evidence's share of an example's influence, as a mean.
 
     Of ``penalty(model, examples, evidence, loss)``, where `evidence` is the record of each example,
     and the share is times the number of records.
@@ -315,14 +315,14 @@ def _gold_share_penalty(
 
 
 def _probes_of_law(setting: Setting, law: str, batches: Batches) -> Example:
-    """The batch's probes, which are uniform, or others of a law."""
+    """Return the batch's probes, which are uniform, or others of a law."""
     if law == "uniform":
         return batches.probes
     return draw(setting, LAWS[law](setting.task.records), key=batches.key)
 
 
 def _with_penalty(penalty_gradient: Callable[[CausalLM, Batches], CausalLM], every: int) -> Arm:
-    """The risk's gradient, and on every n-th step a penalty's beside it."""
+    """Return the risk's gradient, and on every n-th step a penalty's beside it."""
 
     def gradient(model, memory, batches):
         risk = _risk_gradient(model, batches.training)
@@ -341,7 +341,7 @@ def _with_penalty(penalty_gradient: Callable[[CausalLM, Batches], CausalLM], eve
 
 
 def constrained_on_probes(setting: Setting, *, limit: float = 0.02, stiffness: float = 10.0) -> Arm:
-    r"""The risk under :math:`\Phi \le \tau` of the probes, its multiplier raised at every step."""
+    r"""Return the risk under :math:`\Phi \le \tau` of probes, whose multiplier each step raises."""
     penalty = probed_penalty(setting, "uniform", None)
 
     def gradient(model, multiplier, batches):
@@ -357,7 +357,7 @@ def constrained_on_probes(setting: Setting, *, limit: float = 0.02, stiffness: f
 def observed(
     setting: Setting, *, strength: float = 1.0, examples: int = 16, places: int = 8
 ) -> Arm:
-    """Algorithm 3: the observability of records' places by the last place, before each layer.
+    """Return Algorithm 3: the observability of records' places by the last, before each layer.
 
     Of some of the batch and some of the places, which are drawn anew at each step.
     """
@@ -451,7 +451,7 @@ def _pools(setting: Setting) -> Float[Array, "records length"]:
 
 
 def _clip(gradient: CausalLM, strength: Scalar | float, clip: Scalar | float = UNTIL) -> CausalLM:
-    """A penalty's gradient times its strength, and then no longer than `clip`."""
+    """Return a penalty's gradient times its strength, and then no longer than `clip`."""
     scaled = jax.tree.map(lambda leaf: strength * leaf, gradient)
     factor = jnp.minimum(1.0, clip / (optax.tree.norm(scaled) + 1e-12))
     return jax.tree.map(lambda leaf: factor * leaf, scaled)

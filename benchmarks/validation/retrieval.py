@@ -41,7 +41,7 @@ class KeyValueTask(NamedTuple):
 
     @property
     def vocabulary(self) -> int:
-        """How many ids there are."""
+        """The number of ids."""
         return self.keys + self.values
 
 
@@ -74,7 +74,7 @@ class RecallTask(NamedTuple):
 
     @property
     def vocabulary(self) -> int:
-        """How many ids there are."""
+        """The number of ids."""
         return self.keys + self.values
 
 
@@ -179,7 +179,7 @@ def _pairs(
     keys: int,
     values: int,
 ) -> tuple[Int[Array, "examples pairs"], Int[Array, "examples pairs"]]:
-    """Distinct keys for each context, and values."""
+    """Draw distinct keys for each context, and values."""
     uniform = jax.random.uniform(keys_key, (count * keys,)).reshape(count, keys)
     distinct = jnp.argsort(uniform, axis=1)[:, :pairs]
     return distinct, keys + jax.random.randint(values_key, (count, pairs), 0, values)

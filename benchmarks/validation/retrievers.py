@@ -117,7 +117,7 @@ class PlaceScores(NamedTuple):
 
 
 def answer_batch(examples: Example) -> tuple[Int[Array, "examples length"], Targets]:
-    """A batch of `ANSWER_LOSS` or `MARGIN_LOSS`: ids, and the answer asked at their last place.
+    """Return a batch of `ANSWER_LOSS` or `MARGIN_LOSS`: ids, and the answer at their last place.
 
     Examples
     --------
@@ -134,21 +134,21 @@ def answer_batch(examples: Example) -> tuple[Int[Array, "examples length"], Targ
 
 
 def retrieval_risk(model: CausalLM, examples: Example, weights: Array | None = None) -> Scalar:
-    """The mean cross-entropy of the answers, in nats; each times its weight, if there are some."""
+    """Compute the mean cross-entropy of the answers, in nats; each times its weight, if any."""
     ids, y = answer_batch(examples)
     losses = jax.vmap(ANSWER_LOSS, in_axes=(None, 0, 0))(model, ids, y)
     return losses.mean() if weights is None else (weights * losses).mean()
 
 
 def draw(setting: Setting, law: Law, *, key: Key[Array, ""]) -> Example:
-    """A batch of the setting's size, with gold places of a law."""
+    """Draw a batch of the setting's size, with gold places of a law."""
     gold_key, pairs_key = jax.random.split(key)
     gold = gold_places(law, setting.batch, key=gold_key)
     return key_value_examples(setting.task, gold, key=pairs_key)
 
 
 def new_retriever(setting: Setting, *, key: Key[Array, ""]) -> CausalLM:
-    """A network before training.
+    """Make a network before training.
 
     Examples
     --------
@@ -175,7 +175,7 @@ def new_retriever(setting: Setting, *, key: Key[Array, ""]) -> CausalLM:
 
 
 def _hybrid(layers: TransformerField, setting: Setting, key: Key[Array, ""]) -> LayersByKind:
-    """Layers of which only every so-many-th keeps its attention."""
+    """Make layers of which only every so-many-th keeps its attention."""
     order = [int((k + 1) % setting.attention_every == 0) for k in range(setting.depth)]
 
     def layers_of_kind(kind: int) -> TransformerField:
@@ -187,7 +187,7 @@ def _hybrid(layers: TransformerField, setting: Setting, key: Key[Array, ""]) -> 
 
 
 def _gated_delta(width: int, heads: int, key: Key[Array, ""]) -> GatedDelta:
-    """A random layer, whose decays begin as those of published networks do."""
+    """Draw a layer, whose decays begin as those of published networks do."""
     keys = jax.random.split(key, 12)
     size = width // heads
     query, key_, value, gate = (fan_in(k, heads, size, width) for k in keys[:4])
@@ -326,7 +326,7 @@ def by_place(
 def in_the_middle(
     values: Float[Array | np.ndarray, "*shape records"],
 ) -> Float[np.ndarray, "*shape"]:
-    """The mean over the records that are at neither edge, by the width of `edge_law`.
+    """Return the mean over the records that are at neither edge, by the width of `edge_law`.
 
     On the host: results are not differentiated.
 
@@ -341,10 +341,10 @@ def in_the_middle(
 
 
 def examples_of_every_place(setting: Setting, count: int, *, key: Key[Array, ""]) -> Example:
-    """Examples with every gold place `count` times."""
+    """Draw examples with every gold place `count` times."""
     return key_value_examples(setting.task, every_place(setting.task.records, count), key=key)
 
 
 def over_seeds(function: Callable) -> Callable:
-    """A function of one network and examples, as one of networks of all seeds and these."""
+    """Turn a function of one network and examples into one of networks of all seeds and these."""
     return eqx.filter_vmap(function, in_axes=(eqx.if_array(0), None))

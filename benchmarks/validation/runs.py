@@ -149,7 +149,7 @@ def _run_model_study(
     out: AnyPath,
     overwrite: bool,
 ) -> int:
-    """One of the three studies of a published model, in its folder."""
+    """Run one of the three studies of a published model, in its folder."""
     if train:
         arguments = {"model": model, "train": True, "seed": seed}
         run = partial(train_published, model, seed)
@@ -197,7 +197,7 @@ def _ask(model: Path, prompts: int, records: Sequence[int], folder: Path) -> Non
 
 
 def study_figures(results: dict[str, Any]) -> dict[str, Figure]:
-    """The figures of a study's results, by the names of their files."""
+    """Draw the figures of a study's results; return them by the names of their files."""
     arms = results["arms"]
     gains = compare_arms(results)
     name = next(iter(results["settings"]))

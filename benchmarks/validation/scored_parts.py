@@ -90,7 +90,7 @@ class MaskVariant(NamedTuple):
 
 
 def mask_variants(weights: tuple[float, ...], paths: tuple[int, ...]) -> list[MaskVariant]:
-    """One gradient at each weight, and paths of so many: of both losses, both ways of a part.
+    """List one gradient at each weight, and paths of so many: of both losses, both ways of a part.
 
     >>> [one.name for one in mask_variants((0.2,), (2,))][:3]
     ['mask-gradient at 0.2', 'mask-path on 2', 'mask-gradient at 0.2, own']

@@ -24,7 +24,7 @@ FACTORS = (1, 2)  # records in a context, over those of training
 
 
 def in_longer_contexts(setting: Setting, factor: int) -> Setting:
-    """The setting with `factor` times as many records in a context.
+    """Return the setting with `factor` times as many records in a context.
 
     Examples
     --------

@@ -39,7 +39,7 @@ class Stopwatch:
         *arguments: Any,
         compiled_for: tuple[int, ...] | None = None,
     ) -> Any:
-        """What a program gives, on the host; `count` things have a name in common.
+        """Return what a program gives, on the host; `count` things have a name in common.
 
         A program that pads its arguments itself says by `compiled_for` for which sizes it was
         compiled; else it was for the shapes of its arguments.

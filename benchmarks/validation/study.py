@@ -113,7 +113,7 @@ class Preset(NamedTuple):
 
 
 def presets() -> dict[str, Preset]:
-    """What ``python -m benchmarks.validation`` runs: `quick` in two minutes, `full` in some 80."""
+    """Return what ``python -m benchmarks.validation`` runs: `quick` two minutes, `full` some 80."""
     base = Setting()
     small = Setting(KeyValueTask(8, 16, 8), steps=500)
     others = {
@@ -237,7 +237,7 @@ class _Study(NamedTuple):
     kept: dict[str, Retrievers]
 
     def groups(self) -> dict[str, Callable[[], Any]]:
-        """Groups of runs by name."""
+        """Return groups of runs by name."""
         preset = self.preset
         base = self.base
         runs: dict[str, Callable[[], Any]] = {
@@ -349,12 +349,12 @@ class _Study(NamedTuple):
 
 @cache
 def _arm(remedy: str, setting: Setting, **options: Any) -> Arm:
-    """One, however often it is asked for, so that its step is compiled once."""
+    """Return one arm, however often it is asked for, so that its step is compiled once."""
     return ARMS[remedy](setting, **options)._replace(name=f"{remedy} {options}")
 
 
 def _with_plain(variants: Mapping[str, Variant]) -> dict[str, Variant]:
-    """And the plain arms of those whose networks are others than the arms'."""
+    """Add the plain arms of those variants whose networks are others than the arms'."""
     with_plain = {}
     for name, variant in variants.items():
         with_plain[name] = variant
@@ -408,7 +408,7 @@ class _ArmRun(NamedTuple):
 
 
 def _course(before: Evaluation, later: Evaluation) -> dict[str, Any]:
-    """The evaluations, with that before the first step in front: by stage, then by seed."""
+    """Return the evaluations, with that before the first step in front: by stage, then by seed."""
     courses = jax.tree.map(
         lambda first, others: np.concatenate([np.asarray(first)[None], np.asarray(others)]),
         (before.scores, before.risk, before.discrepancy),
@@ -425,7 +425,7 @@ def _course(before: Evaluation, later: Evaluation) -> dict[str, Any]:
 
 
 def _cost(arm: Arm, setting: Setting, models: Retrievers, key: Key[Array, ""]) -> dict[str, Any]:
-    """Operations and temporary memory of one seed's gradient; of operations, a step's average."""
+    """Count operations of one seed's gradient, averaged over steps, and its temporary memory."""
 
     def first_seed(models: Retrievers, key: Key[Array, ""]) -> tuple[Retrievers, Batches]:
         model = jax.tree.map(lambda leaf: leaf[0] if eqx.is_array(leaf) else leaf, models)

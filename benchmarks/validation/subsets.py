@@ -39,7 +39,7 @@ class Subsets(NamedTuple):
 
     @property
     def pairs(self) -> set[Claim]:
-        """What is so of pairs of documents, all others in."""
+        """The claims that hold of pairs of documents, all others in."""
         pairs = itertools.combinations(self.names, 2)
         return claims(group for pair in pairs for group in self.together(pair).groups)
 

@@ -156,7 +156,7 @@ def _some_sentences(topic: str, rng: np.random.Generator) -> str:
 
 
 def documents_of(question: Question, statements: Sequence[str], prose: bool) -> list[Document]:
-    """The documents with statements added: into one of prose, or as documents of their own."""
+    """Add statements to the documents: to one of prose, or as documents of their own."""
     documents = [Document(title, text) for title, text in question.documents]
     for number, name in enumerate(statements):
         statement = getattr(question, name)
@@ -170,12 +170,12 @@ def documents_of(question: Question, statements: Sequence[str], prose: bool) -> 
 
 
 def states(answer: str, thing: str) -> bool:
-    """Whether an answer states a thing, as a word of its own."""
+    """Tell whether an answer states a thing, as a word of its own."""
     return re.search(rf"(?i)\b{re.escape(thing)}\b", answer) is not None
 
 
 def holds(texts: str, answer: str, question: str) -> bool:
-    """Whether texts hold more than half of an answer's words that its question does not have.
+    """Tell whether texts hold more than half of an answer's words that its question does not have.
 
     >>> holds("Ann plays the harp.", "Ben plays the harp.", "Which instrument does Ben play?")
     True
@@ -227,7 +227,7 @@ def row_of(
 
 
 def ask_all(model: LanguageModel, draws: Mapping[str, int], folder: Path) -> list[dict[str, Any]]:
-    """Every answer of so many draws of each kind, by its name; an interrupted run goes on."""
+    """Ask for so many draws of each kind of answer, by name; an interrupted run goes on."""
     rows = {
         f"{kind} {seed} {condition} {asked}": partial(row_of, model, kind, seed, condition, asked)
         for kind, count in draws.items()
@@ -241,7 +241,7 @@ def ask_all(model: LanguageModel, draws: Mapping[str, int], folder: Path) -> lis
 
 
 def auroc(positive: Float[np.ndarray, " n"], negative: Float[np.ndarray, " m"]) -> float:
-    """How often one of the positive is above one of the negative; ties count half.
+    """Return how often one of the positive is above one of the negative; ties count half.
 
     >>> auroc(np.array([2.0, 3.0]), np.array([1.0, 2.0]))
     0.875
@@ -252,7 +252,7 @@ def auroc(positive: Float[np.ndarray, " n"], negative: Float[np.ndarray, " m"]) 
 
 
 def group_of(row: Row) -> str:
-    """Which group of answers a row is of: "stated", "elsewhere" or "absent"."""
+    """Tell which group of answers a row is of: "stated", "elsewhere" or "absent"."""
     if int(row["supported"]):
         return "stated"
     return "elsewhere" if int(row["held"]) else "absent"
@@ -276,7 +276,7 @@ def over_questions(rows: Sequence[Row], measure: Callable[[Sequence[Row]], float
 
 
 def auroc_of_statistic(rows: Sequence[Row], name: str, below: Collection[str]) -> float:
-    """How often a statistic of a stated answer is above that of one of the groups `below`."""
+    """Return how often a stated answer's statistic is above that of one of the groups `below`."""
     by_group = {group: [] for group in GROUPS}
     for row in rows:
         by_group[group_of(row)].append(float(row[name]))
@@ -285,7 +285,7 @@ def auroc_of_statistic(rows: Sequence[Row], name: str, below: Collection[str]) -
 
 
 def judge_statistic(rows: Sequence[Row], name: str, below: Collection[str]) -> Interval:
-    """`auroc_of_statistic`, with 95 % over questions drawn anew."""
+    """Return `auroc_of_statistic`, with 95 % over questions drawn anew."""
     return over_questions(rows, lambda drawn: auroc_of_statistic(drawn, name, below))
 
 
@@ -436,7 +436,7 @@ def _row_of_statistic(rows: Sequence[Row], name: str) -> str:
 
 
 def rows_of(file: Path) -> list[dict[str, Any]]:
-    """The rows of a table that was written."""
+    """Read the rows of a table that was written."""
     with file.open(newline="", encoding="utf-8") as table:
         return list(csv.DictReader(table))
 

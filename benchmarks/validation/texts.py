@@ -56,7 +56,7 @@ class TextBatch(NamedTuple):
 def drawn_prompt(
     setting: PromptSetting, number: int, tokenizer: Any = None, *, place: int | None = None
 ) -> Example:
-    """The prompt of a number, in ids.
+    """Return the prompt of a number, in ids.
 
     Parameters
     ----------

@@ -43,7 +43,7 @@ def train_published(model: AnyPath, seed: int, folder: AnyPath) -> None:
 
 
 def tuning_figures(results: dict[str, Any], name: str) -> dict[str, Figure]:
-    """The figures of what `tune` gives, by the names of their files."""
+    """Return the figures of what `tune` gives, by the names of their files."""
     return {
         "tuning_by_place": tuned_places(results, name),
         "tuning_by_time": tuned_course(results, name),

@@ -186,7 +186,7 @@ def tune(
 
 
 def _before(model: CausalLM, rows: PyTree, texts: _Texts) -> dict[str, Any]:
-    """How a model answers before any step."""
+    """Judge how a model answers before any step."""
     return _plain_numbers(_Judged(*_both(model, rows, texts), np.zeros(())))
 
 
@@ -199,7 +199,7 @@ def _run(
     about: Run,
     checkpoint: Path | None,
 ) -> dict[str, Any]:
-    """One arm of one seed, as plain numbers by stage."""
+    """Run one arm of one seed; return plain numbers by stage."""
     parts = TUNED[arm]
     every = tuning.every
     state_before = _State(rows, optax.adam(tuning.rate).init(rows))
@@ -252,7 +252,7 @@ def _update(
 
 
 def _texts(tuning: Tuning, tokenizer: Any, seeds: range, dtype: DTypeLike) -> dict[int, _Texts]:
-    """Every seed's prompts: those of training, of probes and of tests, no two of which are alike.
+    """Return every seed's prompts: those of training, of probes and of tests, no two alike.
 
     All short ones are padded to one length, all longer ones to another.
     """
@@ -292,7 +292,7 @@ def _drawn_places(law: Law, count: int, key: tuple[int, int]) -> Places:
 def _examples(
     tokenizer: Any, setting: PromptSetting, of: tuple[int, int], places: Places
 ) -> list[Example]:
-    """Prompts of a seed and a kind, which no other seed or kind has."""
+    """Draw prompts of a seed and a kind, which no other seed or kind has."""
     seed, kind = of
     first = (4 * seed + kind) * 2**32
     return [
@@ -304,7 +304,7 @@ def _examples(
 def _batches(
     examples: Sequence[Example], count: int, padded_alike: Sequence[Example], dtype: DTypeLike
 ) -> list[TextBatch]:
-    """So many at a time, all as long as the longest of those that are to be alike."""
+    """Stack so many at a time, all as long as the longest of those that are to be alike."""
     records = 1 + max(int(example.records.max()) for example in examples)
     size = max(len(example.weights) for example in padded_alike)
     queries = max(int(np.count_nonzero(example.weights)) for example in padded_alike)
@@ -317,7 +317,7 @@ def _batches(
 def _record(
     tuning: Tuning, before: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """An arm's scores by stage, seed and place; the first stage is before any step."""
+    """Return an arm's scores by stage, seed and place; the first stage is before any step."""
     seconds = np.array([run["seconds"] for run in runs])
     stages = seconds.shape[1]
 

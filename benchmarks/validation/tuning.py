@@ -34,7 +34,7 @@ OF_ATTENTION = [["attention", name] for name in ("query", "key", "query_bias", "
 
 
 def trainable(model: CausalLM) -> PyTree[bool]:
-    """Which leaves train: in the layers the norms' scales, and what makes queries and keys.
+    """Tell which leaves train: in the layers the norms' scales, and what makes queries and keys.
 
     A filter as `equinox.partition` takes it.
 
@@ -75,7 +75,7 @@ def trainable(model: CausalLM) -> PyTree[bool]:
 
 
 def trained_rows(model: CausalLM, last: int | None = None) -> PyTree:
-    """What trains of a model: of each `trainable` leaf the rows of the last layers, else None.
+    """Return what trains of a model: the last layers' rows of each `trainable` leaf, else None.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def tuning_gradient(
     *,
     strength: Scalar | float = 1.0,
 ) -> PyTree:
-    r"""The gradient of a step, in what trains.
+    r"""Compute the gradient of a step, in what trains.
 
     Of the answers' cross-entropy, and :math:`\beta` times that of the mean over probes of
     :math:`-\log m`, no longer than `remedies.UNTIL`. Here m is the gold record's density of the
@@ -148,13 +148,13 @@ def tuning_gradient(
 
 
 def _risk(rows: PyTree, model: CausalLM, batch: TextBatch) -> Scalar:
-    """The answers' cross-entropy."""
+    """Compute the answers' cross-entropy."""
     whole = with_rows(model, rows)
     return jax.vmap(lambda ids, y: whole.loss(whole.embed(ids), y))(batch.ids, batch.y).mean()
 
 
 def _penalty(rows: PyTree, model: CausalLM, probes: TextBatch) -> Scalar:
-    """The mean of minus the logarithm of the gold records' densities, each of its own pools."""
+    """Compute the mean of minus the logarithm of the gold records' densities, each of its pools."""
     whole = with_rows(model, rows)
     grid = token_grid(probes.ids.shape[1], whole.embedding.dtype)
 
@@ -174,7 +174,7 @@ def _penalty(rows: PyTree, model: CausalLM, probes: TextBatch) -> Scalar:
 
 
 def judge(model: CausalLM, rows: PyTree, rounds: Sequence[TextBatch]) -> PlaceScores:
-    """How well a model answers, by gold place.
+    """Judge how well a model answers, by gold place.
 
     Parameters
     ----------

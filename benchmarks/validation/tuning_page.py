@@ -60,13 +60,13 @@ def tuning_page(results: Record, model: str, figures: Sequence[str] = ()) -> str
 
 
 def _verdict(results: Record) -> str:
-    """What was found on prompts as in training, in bold, and on longer ones."""
+    """Say what was found on prompts as in training, in bold, and on longer ones."""
     first, second = (_found(results, length) for length in ("short", "longer"))
     return f"**{first}** {second}"
 
 
 def _found(results: Record, length: str) -> str:
-    """Where each arm ends, and after which stages intervals tell it from what it is compared to."""
+    """Say where each arm ends, and after which stages intervals tell it from its counterpart."""
     arms = results["arms"]
     records = results["tuning"][length]["records"]
     accuracy = {name: np.array(arm[length]["accuracy"]) for name, arm in arms.items()}
@@ -88,7 +88,7 @@ def _found(results: Record, length: str) -> str:
 
 
 def _when_apart(results: Record, arm: str, over: str, length: str) -> str:
-    """After which steps an interval of mean accuracy is above zero, or below."""
+    """Say after which steps an interval of mean accuracy is above zero, or below."""
     gains = tuning_gains(results, arm, over, length=length)
     above = [steps for steps, gain in gains.items() if gain.accuracy.low > 0]
     below = [steps for steps, gain in gains.items() if gain.accuracy.high < 0]
@@ -129,7 +129,7 @@ def _what_was_run(results: Record) -> str:
 
 
 def _gains_table(results: Record, length: str) -> str:
-    """Every arm after every stage."""
+    """Return every arm after every stage."""
     head = ("arm", "steps", "seconds", "accuracy", "middle", "cross-entropy",
             "gain over before", "over plain, equal steps", "equal time")  # fmt: skip
     rows = []

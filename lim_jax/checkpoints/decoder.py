@@ -1,6 +1,7 @@
 """Reading of a decoder by its recipe."""
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -81,19 +82,12 @@ def read_decoder(
         layer_recipe = recipe.layers[index] if recipe.layers else recipe
         return _layer(read, index, layer_recipe, masks[index])
 
-    kinds = list(dict.fromkeys(recipe.layers))
-    if len(kinds) > 1:
-        order = list(map(kinds.index, recipe.layers))
-        layers = place_by_kind(placement, layer, order)
-    else:
-        layers = placement.layers(layer, sizes.depth)
+    layers = _place_layers(placement, layer, recipe)
     if not placement.each_layer:
         _account_for_layers(read, recipe, layer)
-    for index in range(sizes.depth, sizes.depth + recipe.num_mtp_layers):
-        read.read_names.update(_layer_tensors(read, f"{read.prefix}{names.layer}.{index}."))
-    if names.mtp_prefix is not None:
-        read.read_names.update(_layer_tensors(read, names.mtp_prefix))
-    positions = head_bias = None
+    _account_for_mtp(read, recipe)
+    positions = None
+    head_bias = None
     if names.positions is not None:
         count = recipe.offset + recipe.num_positions
         positions = read(f"{names.positions}.weight", count, sizes.width)[recipe.offset :]
@@ -117,6 +111,14 @@ def read_decoder(
     return Weights(parts, frozenset(read.read_names))
 
 
+def _place_layers(placement: WeightPlacement, layer: Callable[[int], Field], recipe: Recipe) -> Any:
+    """Read and place all layers, those of each kind together if there are several kinds."""
+    kinds = list(dict.fromkeys(recipe.layers))
+    if len(kinds) > 1:
+        return place_by_kind(placement, layer, list(map(kinds.index, recipe.layers)))
+    return placement.layers(layer, recipe.sizes.depth)
+
+
 def _layer_tensors(read: Reader, at: str) -> list[str]:
     """Return the names of all tensors that begin with a prefix."""
     return [name for name in read.checkpoint.files if name.startswith(at)]
@@ -137,6 +139,16 @@ def _account_for_layers(read: Reader, recipe: Recipe, layer: Callable[[int], obj
         elif kinds:
             layer(index)
         kinds.add(kind)
+
+
+def _account_for_mtp(read: Reader, recipe: Recipe) -> None:
+    """Mark the tensors that predict further tokens as read, in layers behind the last or apart."""
+    names = recipe.names
+    depth = recipe.sizes.depth
+    for index in range(depth, depth + recipe.num_mtp_layers):
+        read.read_names.update(_layer_tensors(read, f"{read.prefix}{names.layer}.{index}."))
+    if names.mtp_prefix is not None:
+        read.read_names.update(_layer_tensors(read, names.mtp_prefix))
 
 
 def _head(
@@ -189,7 +201,8 @@ def _layer(read: Reader, index: int, recipe: Recipe, mask: AttentionMask | Switc
     names = recipe.names
     at = f"{recipe.names.layer}.{index}"
     read.ignore(*(f"{at}.{name}" for name in names.ignored))
-    attention = network = None
+    attention = None
+    network = None
     if recipe.attention is not None:
         attention = recipe.attention(read, at, recipe, mask)
     if recipe.network is not None:

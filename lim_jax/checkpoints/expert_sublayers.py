@@ -250,8 +250,11 @@ def read_top(
 def require_open(routing: Routing, count: int) -> None:
     """Raise ValueError if the open expert groups hold fewer experts than each token takes."""
     # Else the choice among closed experts would be arbitrary.
-    fits = count % routing.groups == 0 and routing.topk_group <= routing.groups
-    fits = fits and routing.top <= count // routing.groups * routing.topk_group
+    fits = (
+        count % routing.groups == 0
+        and routing.topk_group <= routing.groups
+        and routing.top <= count // routing.groups * routing.topk_group
+    )
     require_config(
         fits,
         f"{routing.top} of {count} experts in {routing.topk_group} of {routing.groups} groups",
@@ -273,12 +276,12 @@ def read_mla(
 
     As in DeepSeek, or with halves of the rotated features that are rotated together.
     """
-    rotary, still, features, rank = (
-        config.get_int(name)
-        for name in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "kv_lora_rank")
-    )
+    rotary = config.get_int("qk_rope_head_dim")
+    unrotated = config.get_int("qk_nope_head_dim")
+    features = config.get_int("v_head_dim")
+    rank = config.get_int("kv_lora_rank")
     latent = config.get_int_or("q_lora_rank", None)
-    size = still + rotary
+    size = unrotated + rotary
 
     def attention(
         read: Reader, at: str, recipe: Recipe, mask: AttentionMask | SwitchedMask
@@ -299,8 +302,8 @@ def read_mla(
         name, columns = ("q_proj", width) if latent is None else ("q_b_proj", latent)
         query = read(f"{at}.{name}.weight", heads * size, columns).reshape(heads, size, columns)
         down = read(f"{at}.kv_a_proj_with_mqa.weight", rank + rotary, width)
-        up = read(f"{at}.kv_b_proj.weight", heads * (still + features), rank)
-        up = up.reshape(heads, still + features, rank)
+        up = read(f"{at}.kv_b_proj.weight", heads * (unrotated + features), rank)
+        up = up.reshape(heads, unrotated + features, rank)
         # Files hold the rotated features last, the module first.
         query = deinterleave(np.roll(query, rotary, axis=1), rotated)
         shared = deinterleave(down[None, rank:], rotated)[0]
@@ -311,8 +314,8 @@ def read_mla(
         return LatentAttention(
             norm,
             query,
-            up[:, :still],
-            up[:, still:],
+            up[:, :unrotated],
+            up[:, unrotated:],
             split_heads(output, heads),
             down=down[:rank],
             rope_key=shared,

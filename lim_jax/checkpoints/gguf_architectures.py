@@ -502,8 +502,8 @@ def published_config(
     sizes["rope_parameters"] = rope
     config = sizes | architecture.further(file, sizes, tensors)
     for option, value in options.items():
-        is_supported = option in file.read_names or option in HARMLESS
-        is_supported = is_supported or value in SUPPORTED.get(option, ())
+        is_read = option in file.read_names
+        is_supported = is_read or option in HARMLESS or value in SUPPORTED.get(option, ())
         file.require(option, value, is_supported, "options of the architecture", OTHER_NETWORK)
     return {architecture.names.get(name, name): value for name, value in config.items()}
 
@@ -514,10 +514,14 @@ def _scaling_options(
     """Return the scaling of rotary positions; raise ValueError at kinds that are not supported."""
     factor = options.get("rope.scaling.factor", options.get("rope.scale_linear"))
     # llama.cpp scales linearly if a file has a factor and no kind.
-    kind = options.get("rope.scaling.type") or ("linear" if factor else "none")
-    kinds = ("longrope",) if LONG in factors else ("none", "linear", "yarn")
-    kind = "longrope" if kind == "none" and LONG in factors else kind
-    kinds = ("none",) if FREQUENCIES in factors else kinds
+    stated = options.get("rope.scaling.type") or ("linear" if factor else "none")
+    kind = "longrope" if stated == "none" and LONG in factors else stated
+    if FREQUENCIES in factors:
+        kinds = ("none",)
+    elif LONG in factors:
+        kinds = ("longrope",)
+    else:
+        kinds = ("none", "linear", "yarn")
     require_in(
         GGUF,
         kind in kinds,

@@ -246,7 +246,7 @@ def _latent_keys_and_values(name: str, tensors: Tensors, at: str) -> dict[str, P
     require_converted(tensors, values)
     if name != keys:
         return {}
-    heads, rank, still = tensors[keys].shape
+    heads, rank, unrotated = tensors[keys].shape
     require_shape(values, tensors[values].shape, (heads, tensors[values].shape[1], rank))
 
     def join_heads(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -255,7 +255,7 @@ def _latent_keys_and_values(name: str, tensors: Tensors, at: str) -> dict[str, P
 
     tensor = Published(
         (tensors[keys], tensors[values]),
-        (heads, still + tensors[values].shape[1], rank),
+        (heads, unrotated + tensors[values].shape[1], rank),
         join_heads,
         from_all_rows=lambda rows: rows.reshape(-1, rank),
     )

@@ -4,7 +4,7 @@ The expressions by which a text is cut are those of the publishers' own ``tokeni
 stand beside llama.cpp's in its ``src/llama-vocab.cpp``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import lazy_loader
@@ -102,12 +102,11 @@ def tokenizer_of_header(name: str, header: Mapping[str, Any]) -> Any:
     words = words_of(header)
     stated = header.get("tokenizer.ggml.token_type")
     kinds = stated if isinstance(stated, list) else []
-    kind, cut = (str(header.get(f"tokenizer.ggml.{part}")) for part in ("model", "pre"))
-    is_supported = (kind in ("llama", "gemma4") or (kind == "gpt2" and cut in CUTS)) and len(
-        words
-    ) > 0
+    kind = str(header.get("tokenizer.ggml.model"))
+    cut = str(header.get("tokenizer.ggml.pre"))
+    is_supported = kind in ("llama", "gemma4") or (kind == "gpt2" and cut in CUTS)
     require(
-        is_supported and len(words) == len(kinds),
+        is_supported and len(words) == len(kinds) > 0,
         name,
         got=f"a tokenizer of {kind!r} with {cut!r} and {len(words)} words",
         expected=(
@@ -125,13 +124,30 @@ def tokenizer_of_header(name: str, header: Mapping[str, Any]) -> Any:
             f"{name}: got a vocabulary that is broken ({error}), expected words and their pairs. "
             f"{CURE}"
         ) from error
+    _add_words(tokenizer, words, kinds)
+    _put_marks(tokenizer, name, header, _begins_with_mark(header, kind, cut))
+    return tokenizer
+
+
+def _add_words(tokenizer: Any, words: Sequence[str], kinds: Sequence[int]) -> None:
+    """Add the words that no pairs make: control tokens, and those that publishers defined."""
     pairs = list(zip(words, kinds, strict=True))
     tokenizer.add_special_tokens([word for word, kind in pairs if kind == CONTROL])
     defined = [word for word, kind in pairs if kind == DEFINED]
     tokenizer.add_tokens([tokenizers.AddedToken(word, normalized=False) for word in defined])
-    # Gemma 4's publisher leaves the mark to the template of chats.
-    begins = kind == "llama" or (kind == "gpt2" and CUTS[cut].begins)
-    begins = header.get("tokenizer.ggml.add_bos_token", begins) and kind != "gemma4"
+
+
+def _begins_with_mark(header: Mapping[str, Any], kind: str, cut: str) -> bool:
+    """Tell whether texts begin with a mark: as the file says, or else as is usual of its kind."""
+    if kind == "gemma4":  # whose publisher leaves the mark to the template of chats
+        return False
+    usual = kind == "llama" or CUTS[cut].begins
+    return bool(header.get("tokenizer.ggml.add_bos_token", usual))
+
+
+def _put_marks(tokenizer: Any, name: str, header: Mapping[str, Any], begins: bool) -> None:
+    """Let the tokenizer put the marks of the beginning and of the end around texts."""
+    words = words_of(header)
     ends = header.get("tokenizer.ggml.add_eos_token", False)
     marks = {}
     for part, is_added in (("bos", begins), ("eos", ends)):
@@ -145,7 +161,6 @@ def tokenizer_of_header(name: str, header: Mapping[str, Any]) -> Any:
         tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
             single=pattern, special_tokens=numbered
         )
-    return tokenizer
 
 
 def special_id(header: Mapping[str, Any], part: str) -> int | None:

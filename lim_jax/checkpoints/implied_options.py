@@ -88,7 +88,14 @@ def _attention_options(recipe: Recipe) -> dict[str, Any]:
     linear = any(isinstance(layer_positions, Alibi) for layer_positions in positions)
     normed = recipe.head_norm is not None
     gated = names.output_gate is not None
-    still = "alibi" if linear else "absolute" if names.positions else "nope"
+    if rotary_dim:
+        kind = "rope"
+    elif linear:
+        kind = "alibi"
+    elif names.positions:
+        kind = "absolute"
+    else:
+        kind = "nope"
     implied = {
         "alibi": linear, "attention_bias": biases.qkv, "qkv_bias": biases.qkv,
         "use_qkv_bias": biases.qkv, "attention_out_bias": biases.attention_output,
@@ -98,7 +105,7 @@ def _attention_options(recipe: Recipe) -> dict[str, Any]:
         "partial_rotary_factor": rotary_dim / sizes.head_dim,
         "rotary_pct": rotary_dim / sizes.head_dim, "rope_interleave": recipe.rope_interleaved,
         "rope_interleaved": recipe.rope_interleaved,
-        "position_embedding_type": "rope" if rotary_dim else still,
+        "position_embedding_type": kind,
         "attn_temperature_tuning": any(isinstance(p, Tempered) for p in positions),
         "attn_output_gate": gated, "attention_output_gate": gated,
         "add_full_attention_sink_bias": names.sinks is not None,

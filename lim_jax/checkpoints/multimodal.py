@@ -1,13 +1,14 @@
 """The text model of a multimodal folder: its options and tensors, by a text model's names."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lim_jax.checkpoints.checkpoint import Checkpoint
 from lim_jax.checkpoints.families.family_table import FAMILIES, recipe_of
 from lim_jax.checkpoints.options import (
     Configuration,
+    Options,
     refuse_other_architectures,
     refuse_unknown,
     require_config,
@@ -71,11 +72,11 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
     flat = config.get(TEXT) is None
     if flat and family not in FLAT:
         return checkpoint
-    inner = config.options if flat else config[TEXT]
-    is_object = isinstance(inner, Mapping)
-    config.require(TEXT, inner, is_object, "an object of names and values")
-    if family not in MULTIMODAL and Configuration(inner).get_text("model_type") not in FAMILIES:
-        recipe_of(Configuration(inner))  # which says why
+    stated = config.options if flat else config[TEXT]
+    is_object = isinstance(stated, Mapping)
+    config.require(TEXT, stated, is_object, "an object of names and values")
+    if family not in MULTIMODAL and Configuration(stated).get_text("model_type") not in FAMILIES:
+        recipe_of(Configuration(stated))  # which says why
     require_config(
         family in MULTIMODAL,
         f"model_type = {family!r} with {TEXT}",
@@ -85,26 +86,31 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
     refuse_other_architectures(config, str(family))
     defaults = MULTIMODAL[str(family)]
     # The outer option says whether the head is the embedding.
-    outer = {TIED: config.get(TIED, defaults[TIED])}
+    tied = config.get(TIED, defaults[TIED])
     image_options = [name for name in config if IMAGE_OPTIONS.search(name)]
     config.ignore(*image_options)
-    if flat:
-        outer["model_type"] = defaults["model_type"]
-        inner = {
-            name: inner[name] for name in inner if name not in (*image_options, "architectures")
-        }
-    else:
-        inner = {name: inner[name] for name in inner if inner[name] != "exaone4_5_text"}  # renamed
-        if config.get("use_sliding_window") is False:  # beside which a window says nothing
-            config.ignore("sliding_window")
-        refuse_unknown(config, {name: (value,) for name, value in inner.items()})
+    text_options = _text_options(config, flat, image_options)
     if family == "llava":
-        text = Configuration(inner).get_text("model_type") or defaults["model_type"]
+        text = Configuration(text_options).get_text("model_type") or defaults["model_type"]
         defaults = {**defaults, **OF_LLAVA.get(text, {})}
-    texts = Configuration({**defaults, **inner, **outer})
+    texts = Configuration({**defaults, **text_options, TIED: tied})
     aliases = _texts(checkpoint)
     files = {name: checkpoint.files[file_name] for name, file_name in aliases.items()}
     return checkpoint._replace(config=texts, files=files, aliases=aliases)
+
+
+def _text_options(config: Configuration, flat: bool, image_options: Sequence[str]) -> Options:
+    """Return the text's options, by an object of their own or, in a flat file, among the others."""
+    if flat:  # where the family and the class are those of the whole model
+        others = (*image_options, "model_type", "architectures")
+        return {name: value for name, value in config.options.items() if name not in others}
+    inner = config[TEXT]
+    # The family of EXAONE 4.5's text was renamed, and is left to the default.
+    text_options = {name: value for name, value in inner.items() if value != "exaone4_5_text"}
+    if config.get("use_sliding_window") is False:  # beside which a window says nothing
+        config.ignore("sliding_window")
+    refuse_unknown(config, {name: (value,) for name, value in text_options.items()})
+    return text_options
 
 
 def _texts(checkpoint: Checkpoint) -> dict[str, str]:
@@ -125,7 +131,12 @@ def _texts(checkpoint: Checkpoint) -> dict[str, str]:
             parts,
             SAVE_TEXT,
         )
-        name = older[1] if older else f"model.{newer[1]}" if newer else file_name
+        if older:
+            name = older[1]
+        elif newer:
+            name = f"model.{newer[1]}"
+        else:
+            name = file_name
         require_in(
             "tensors",
             name not in tensors,

@@ -55,6 +55,7 @@ CONFIG = "config.json"
 GGUF = "GGUF"
 DOWNLOAD = "Download it again."
 CONVERT = "Convert the publisher's folder again."
+OTHER_OPTION = "Take another model: this option of the family is not known here."
 OTHER_NETWORK = (
     "Take another model: this option may change the network, and its numbers would not be the "
     "publisher's."
@@ -106,12 +107,10 @@ class Configuration(Mapping[str, Any]):
     def refuse(self, **supported: Any) -> None:
         """Raise ValueError at options whose value is not the only supported one, the default."""
         # Null is as good as false, zero or nothing, as in transformers.
-        cure = "Take another model: this option of the family is not known here."
         for name, only in supported.items():
             value = self.get(name, only)
-            self.require(
-                name, value, value == only or (value is None and not only), f"{only}", cure
-            )
+            holds = value == only or (value is None and not only)
+            self.require(name, value, holds, f"{only}", OTHER_OPTION)
 
     def require(self, name: str, value: Any, holds: bool, expected: str, cure: str = "") -> Any:
         """Return the value of an option if it `holds`, else raise ValueError."""

@@ -96,10 +96,7 @@ def quantisation_of(stated: Any) -> Quantisation | None:
     if stated is None:
         return None
     options = stated if isinstance(stated, Mapping) else {}
-    # A file that names no method may be in modelopt's words alone, or in MLX's.
-    unnamed = "modelopt" if "quant_algo" in options else None
-    unnamed = "mlx" if {"bits", "group_size"} <= options.keys() else unnamed
-    method = options.get("quant_method", unnamed)
+    method = options.get("quant_method", _unnamed_method(options))
     require_config(
         str(method) in SUPPORTED,
         f"quantization_config of quant_method = {described(method)}",
@@ -110,13 +107,8 @@ def quantisation_of(stated: Any) -> Quantisation | None:
     if method == "fp8":
         supported["weight_block_size"] = (stated.get("weight_block_size"),)
     for name, value in stated.items():
-        is_supported = value is None or value in supported.get(name, ())
-        if name not in supported:
-            is_supported = is_supported or name in IGNORED
-            is_supported = is_supported or (method in PACKED_BY and name in OF_QUANTISERS)
-            is_supported = is_supported or (method == "mlx" and _is_layer_option(value, stated))
         require_config(
-            is_supported,
+            _is_known_option(name, value, str(method), supported, stated),
             f"{name} = {described(value)} in quantization_config",
             f"options of {method} that are known here",
             UNQUANTISED,
@@ -130,13 +122,35 @@ def quantisation_of(stated: Any) -> Quantisation | None:
     return Quantisation((str(method),), _block("weight_block_size", stated))
 
 
+def _unnamed_method(options: Options) -> str | None:
+    """Return the method that is meant if none is named, by words of MLX or modelopt; or None."""
+    if {"bits", "group_size"} <= options.keys():
+        return "mlx"
+    if "quant_algo" in options:
+        return "modelopt"
+    return None
+
+
+def _is_known_option(
+    name: str, value: Any, method: str, supported: Mapping[str, Any], stated: Options
+) -> bool:
+    """Tell whether an option of a method is read, or changes no number of the network."""
+    if value is None:
+        return True
+    if name in supported:
+        return value in supported[name]
+    if name in IGNORED or (method in PACKED_BY and name in OF_QUANTISERS):
+        return True
+    return method == "mlx" and _is_layer_option(value, stated)
+
+
 def _block(name: str, stated: Options) -> Block:
     """Return the rows and columns that share a scale; None stands for all of a matrix."""
     sizes: Any = stated.get(name)
     if sizes is None:
         return None, None
-    fits = isinstance(sizes, list) and len(sizes) == 2
-    fits = fits and all(isinstance(size, int) and size > 0 for size in sizes)
+    is_pair = isinstance(sizes, list) and len(sizes) == 2
+    fits = is_pair and all(isinstance(size, int) and size > 0 for size in sizes)
     require_config(fits, f"{name} = {described(sizes)}", "rows and columns of a block", UNQUANTISED)
     return sizes[0], sizes[1]
 
@@ -145,8 +159,8 @@ def _packing(method: str, stated: Options) -> Packing:
     """Return how GPTQ, AWQ or MLX packed the integers."""
     for name in ("bits", "group_size"):
         value: Any = stated.get(name)
-        fits = isinstance(value, int) and not isinstance(value, bool)
-        fits = fits and (value > 0 or (name, value) == ("group_size", -1))
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        fits = is_whole and (value > 0 or (name == "group_size" and value == -1))
         require_config(fits, f"{name} = {described(value)}", "a whole number", UNQUANTISED)
     group = None if stated["group_size"] == -1 else stated["group_size"]
     zeros_less_one = method == "gptq" and stated.get("checkpoint_format") != "gptq_v2"

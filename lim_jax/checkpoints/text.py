@@ -153,7 +153,8 @@ def find_chat_template(path: Path, header: Header) -> ChatTemplate | None:
     # ``tokenizer_config.json``, of several the one named ``default``, else that of the
     # ``chat_template.json`` of a processor. A GGUF file's is its own ``tokenizer.chat_template``,
     # else that of its folder.
-    if isinstance(template := header.get(f"tokenizer.{TEMPLATE_KEY}"), str):
+    template = header.get(f"tokenizer.{TEMPLATE_KEY}")
+    if isinstance(template, str):
         words = words_of(header)
         ids = {f"{mark}_token": special_id(header, name) for name, mark in MARKS.items()}
         marks = {name: words[index] for name, index in ids.items() if index is not None}

@@ -7,12 +7,11 @@ from . import layerwise as layerwise
 from . import loss_kinds as loss_kinds
 from . import memory as memory
 from . import packed_rows as packed_rows
+from . import reading as reading
 from . import shared_prefix as shared_prefix
 from . import small_models as small_models
 from .causal import CausalLM as CausalLM
 from .causal import Targets as Targets
-from .causal import load as load
-from .causal import open as open
 from .foils import contrast_loss as contrast_loss
 from .generation import answer as answer
 from .ids import energies_of_ids as energies_of_ids
@@ -20,6 +19,8 @@ from .ids import influence_of_ids as influence_of_ids
 from .language_model import LanguageModel as LanguageModel
 from .memory import profile_memory as profile_memory
 from .packed_rows import contexts as contexts
+from .reading import load as load
+from .reading import open as open
 from .small_models import byte_model as byte_model
 from .small_models import gaussian_model as gaussian_model
 from .small_models import sample_windows as sample_windows

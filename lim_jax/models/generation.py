@@ -162,7 +162,8 @@ def prefill_logits(
     if has_kv_cache(model.flow):
         state, caches, _ = prefill(model.flow, x, grid, length)
     else:
-        state, caches = model.flow(x, grid), None
+        state = model.flow(x, grid)
+        caches = None
     return _logits(model, jax.lax.dynamic_slice_in_dim(state, length - 1, 1)), caches
 
 

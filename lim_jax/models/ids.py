@@ -6,6 +6,7 @@ Contexts are padded on the right, where a causal network's adjoint is zero.
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -371,22 +372,12 @@ def _rows_by_context(
         energies = energies_by_layers(loss, model, ids, y, states, about, progress_of_layers)
         return energies * np.asarray(scale)[:, None]
 
-    def batch_rows(numbers: list[int]) -> dict[int, ByToken]:
-        """Return the rows of a batch, which is computed unless files have all of them."""
-        batch = cache(lambda: measure_batch(numbers))
-        rows: dict[int, ByToken] = {}
-        for row, number in enumerate(dict.fromkeys(numbers)):
-            measure = partial(lambda row: batch()[row], row)
-            if folder is not None:
-                inputs = (
-                    windows[number],
-                    ask_by_context[number],
-                    *([] if parts is None else [parts[number]]),
-                )
-                context = {"context": digest(inputs)}
-                measure = partial(once, folder / f"{number}", {**about, **context}, measure)
-            rows[number] = measure()
-        return rows
+    def run_of(number: int) -> dict[str, Any]:
+        """Return what tells a context's file from those of other runs and contexts."""
+        inputs = [windows[number], ask_by_context[number]]
+        if parts is not None:
+            inputs.append(parts[number])
+        return {**about, "context": digest(tuple(inputs))}
 
     is_offloaded = model.flow.is_offloaded
     batches = _batches(contexts, CALL_WITH_READING if is_offloaded else CALL_IN_MEMORY)
@@ -394,8 +385,36 @@ def _rows_by_context(
     rows: dict[int, ByToken] = {}
     for number in progress(list(range(len(windows)))):
         if number not in rows:
-            rows |= batch_rows(batch_of[number])
+            numbers = batch_of[number]
+            if folder is None:
+                distinct = dict.fromkeys(numbers)  # the last one may fill the batch up
+                rows |= dict(zip(distinct, measure_batch(numbers), strict=False))
+            else:
+                rows |= _stored_rows(folder, numbers, run_of, measure_batch)
         yield len(windows[number]) - 1, rows.pop(number)
+
+
+def _stored_rows(
+    folder: Path,
+    numbers: list[int],
+    run_of: Callable[[int], dict[str, Any]],
+    measure_batch: Callable[[list[int]], Float[np.ndarray, "contexts length ..."]],
+) -> dict[int, ByToken]:
+    """Return the rows of a batch from their files; without one of these the batch is computed."""
+
+    @cache
+    def batch() -> Float[np.ndarray, "contexts length ..."]:
+        """Compute the batch at the first row that no file has."""
+        return measure_batch(numbers)
+
+    def measure(row: int) -> ByToken:
+        """Return one row of the batch."""
+        return batch()[row]
+
+    return {
+        number: once(folder / f"{number}", run_of(number), partial(measure, row))
+        for row, number in enumerate(dict.fromkeys(numbers))
+    }
 
 
 def _batches(contexts: Sequence[Padded], call: int) -> list[list[int]]:

@@ -7,7 +7,8 @@ from lim_jax.checkpoints.gguf_checkpoint import GGUFCheckpoint
 from lim_jax.checkpoints.hub import model_path, require_there
 from lim_jax.checkpoints.tensor_reader import Source
 from lim_jax.checkpoints.text import ChatTemplate, end_ids, find_chat_template, read_tokenizer
-from lim_jax.models.causal import CausalLM, HalfPrecision, load_network, open_files, open_network
+from lim_jax.models.causal import CausalLM
+from lim_jax.models.reading import HalfPrecision, load_network, open_files, open_network
 
 
 class LanguageModel(NamedTuple):

@@ -13,7 +13,7 @@ from lim_jax.checkpoints.checkpoint import Checkpoint
 from lim_jax.checkpoints.decoder import read_decoder
 from lim_jax.checkpoints.families.family_table import recipe_of
 from lim_jax.checkpoints.options import refuse_other_architectures
-from lim_jax.models.causal import open_files
+from lim_jax.models.reading import open_files
 
 CONFIGS = json.loads((Path(__file__).parent / "published.json").read_text(encoding="utf-8"))
 TINY = runpy.run_path(str(ROOT / "benchmarks" / "tiny.py"))["tiny"]

@@ -8,7 +8,7 @@ from lim_jax.cli import commands
 
 @pytest.fixture(autouse=True)
 def no_check_is_a_callback(monkeypatch):
-    """JAX keeps no program that has a callback: a command would compile it in every run."""
+    """Refuse programs with callbacks, which JAX does not keep: every run would compile them."""
     run = commands._run
     compiled = compiler.compile_or_get_cached
     running = []

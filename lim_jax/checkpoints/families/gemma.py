@@ -144,10 +144,9 @@ def _sizes_of_full_layers(
     if by_layer:
         sizes_of_full = Configuration(by_layer).get_object(f"{len(kinds) - 1}")
         full = {f"{k}" for k, kind in enumerate(kinds) if kind == FULL}
-        holds = by_layer == dict.fromkeys(full, sizes_of_full)
-        holds = holds and set(sizes_of_full) <= {"head_dim", "num_key_value_heads"}
+        same_sizes = by_layer == dict.fromkeys(full, sizes_of_full)
         require_config(
-            holds,
+            same_sizes and set(sizes_of_full) <= {"head_dim", "num_key_value_heads"},
             f"per_layer_config = {by_layer}",
             "the same head_dim and num_key_value_heads of all full layers",
         )

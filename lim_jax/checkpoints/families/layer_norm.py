@@ -6,7 +6,12 @@ from typing import Any
 from lim_jax._checks import described
 from lim_jax.checkpoints import sublayers
 from lim_jax.checkpoints.families.llama import biases_of, llama_like, masks_by_kind, rotary_masks
-from lim_jax.checkpoints.options import Configuration, refuse_unknown, require_config
+from lim_jax.checkpoints.options import (
+    OTHER_OPTION,
+    Configuration,
+    refuse_unknown,
+    require_config,
+)
 from lim_jax.checkpoints.recipe import Biases, Names, Recipe, SizeNames, Sizes, sizes_of
 from lim_jax.checkpoints.rope_config import (
     FULL,
@@ -288,7 +293,8 @@ def mpt(config: Configuration) -> Recipe:
         qk_ln=False,
     )
     attention.ignore("attn_impl", "attn_uses_sequence_id")
-    clip = scale = None
+    clip = None
+    scale = None
     if attention.get("clip_qkv"):
         clip = sublayers.clipped(attention.get_positive("clip_qkv"))
     if attention.get("softmax_scale") is not None:
@@ -323,10 +329,15 @@ def falcon(config: Configuration) -> Recipe:
         sizes = sizes._replace(num_kv_heads=1 if multi_query else sizes.heads)
     norms = config.get("num_ln_in_parallel_attn")
     two = new and parallel and (2 if norms is None else norms) == 2
-    before = ("ln_attn", "ln_mlp") if two else ("input_layernorm", "input_layernorm")
-    before = before if parallel or new else ("input_layernorm", "post_attention_layernorm")
-    Configuration({"parallel_attn": parallel or not new}).refuse(parallel_attn=True)
-    names = FALCON_NAMES._replace(before_attention=before[0], before_network=before[1])
+    before_attention = "input_layernorm"
+    before_network = "input_layernorm"
+    if two:
+        before_attention = "ln_attn"
+        before_network = "ln_mlp"
+    elif not parallel:
+        before_network = "post_attention_layernorm"
+    config.require("parallel_attn", parallel, parallel or not new, "True", OTHER_OPTION)
+    names = FALCON_NAMES._replace(before_attention=before_attention, before_network=before_network)
     biases = EVERYWHERE if config.get_flag("bias") else Biases()
     return biased(
         config,

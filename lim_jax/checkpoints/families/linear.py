@@ -72,8 +72,17 @@ def minimax(config: Configuration) -> Recipe:
     listed = config.get_list("attn_type_list", None)
     usual = [FULL if k % 2 == 0 else LINEAR for k in range(sizes.depth)]
     if listed is not None:
-        usual = [FULL if kind == 1 else LINEAR if kind == 0 else f"{kind}" for kind in listed]
+        usual = [_kind_of_number(number) for number in listed]
     return mix_kinds(recipes, config.get_texts("layer_types") or usual, sizes.depth)
+
+
+def _kind_of_number(number: Any) -> str:
+    """Return the kind of layers that MiniMax's files call 1 or 0; others in their own words."""
+    if number == 1:
+        return FULL
+    if number == 0:
+        return LINEAR
+    return f"{number}"
 
 
 def kimi_linear(config: Configuration) -> Recipe:
