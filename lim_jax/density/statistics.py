@@ -29,6 +29,7 @@ from lim_jax._checks import (
     require_floats,
 )
 from lim_jax._jit import cached_jit, filter_jit
+from lim_jax._precision import promote
 from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.grid.partition import (
     REGIONS,
@@ -228,6 +229,7 @@ class Influence(eqx.Module):
         keep_examples: bool,
     ) -> "Influence":
         """Compute the mean and the scatters of energies over the examples that count."""
+        energies = promote(energies)
         shares = counts.astype(energies.dtype)[:, None]
         count = shares.sum()
         mean = (shares * energies).sum(axis=0) / count

@@ -29,8 +29,10 @@ from lim_jax._checks import (
     require_indices,
     require_kind,
     require_name,
+    widen_integers,
 )
 from lim_jax._jit import filter_jit
+from lim_jax._precision import promote
 from lim_jax.grid.measure import Grid, require_grid
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.slots import State
@@ -231,6 +233,7 @@ def require_observations(observations: Any, x: Any) -> tuple[int, int]:
 def guarded_positions(positions: Positions, x: Float[Array, "length ..."]) -> Positions:
     """Return numbers of positions, whose use raises where x does not have them."""
     last = x.shape[0] - 1
+    positions = widen_integers(positions)
     return error_if_got(
         positions,
         "positions",
@@ -350,7 +353,8 @@ def _pulled_gramians(observations: Observations, x: State, step: Steps) -> Grami
         return gramians + weight * jnp.einsum("ria,rib->iab", rows, rows), None
 
     layers = jnp.arange(observed.shape[0]), layer_steps(step, observed)
-    return jax.lax.scan(add, jnp.zeros((*x.shape, x.shape[1]), x.dtype), layers)[0]
+    none = jnp.zeros((*x.shape, x.shape[1]), jnp.result_type(x, observed))
+    return jax.lax.scan(add, none, layers)[0]
 
 
 def _gramians_by_sweep(observations: ObservedTokens, x: State, step: Steps) -> Gramians:
@@ -466,9 +470,9 @@ def condition_numbers(gramians: Gramians) -> Float[Array, " positions"]:
     [4.0, inf]
     """
     require_floats(gramians, "gramians", "positions width width")
-    spectrum = jnp.linalg.eigvalsh(gramians)
+    spectrum = jnp.linalg.eigvalsh(promote(gramians))
     smallest = spectrum[:, 0]
     largest = spectrum[:, -1]
-    rounding = spectrum.shape[1] * jnp.finfo(spectrum.dtype).eps * largest
+    rounding = spectrum.shape[1] * jnp.finfo(gramians.dtype).eps * largest
     singular = smallest <= rounding
     return jnp.where(singular, jnp.inf, largest / jnp.where(singular, 1, smallest))
