@@ -334,8 +334,9 @@ def _gramians_by_push(
 
     def gramian(position: Array) -> Float[Array, "width width"]:
         """Push all unit vectors at one position forward, and sum their products over depth."""
-        tangents = jax.vmap(lambda e: jnp.zeros_like(x).at[position].set(e))(jnp.eye(x.shape[1]))
-        images = jax.vmap(push)(tangents.astype(x.dtype))
+        basis = jnp.eye(x.shape[1], dtype=x.dtype)
+        tangents = jax.vmap(lambda e: jnp.zeros_like(x).at[position].set(e))(basis)
+        images = jax.vmap(push)(tangents)
         return jnp.einsum("k,ako,bko->ab", steps, images, images)
 
     return jax.lax.map(gramian, positions)
@@ -473,6 +474,6 @@ def condition_numbers(gramians: Gramians) -> Float[Array, " positions"]:
     spectrum = jnp.linalg.eigvalsh(promote(gramians))
     smallest = spectrum[:, 0]
     largest = spectrum[:, -1]
-    rounding = spectrum.shape[1] * jnp.finfo(gramians.dtype).eps * largest
+    rounding = spectrum.shape[1] * float(jnp.finfo(gramians.dtype).eps) * largest
     singular = smallest <= rounding
     return jnp.where(singular, jnp.inf, largest / jnp.where(singular, 1, smallest))
