@@ -452,6 +452,16 @@ STATIC = {
         ),
         r"times: got \[0.0, 1.0, 1.0\], expected finite training times that increase",
     ),
+    "training times that are one in single precision": (
+        lambda: training.gradient_flow(
+            linear_loss,
+            jnp.float32(1),
+            (STATES[None].astype(jnp.float32), None),
+            lim.token_grid(GRID.size, jnp.float32),
+            times=[0.0, 1.0, 1.0 + 1e-9],
+        ),
+        r"times: got \[0.0, 1.0, 1.000000001\], expected finite training times that increase",
+    ),
     "windows in a pair": (
         lambda: explained(windows=(WINDOWS, None)),
         r"windows: got an array of int64 with shape \(2, 5\) at index 0, expected ids, .*sample_",

@@ -329,6 +329,10 @@ TRACED = {
         lambda: fourth_moments(*LINEAR, array(np.nan)),
         "direction: got NaN",
     ),
+    "a zero direction of fourth moments": (
+        lambda: fourth_moments(*LINEAR, array(0.0)),
+        "direction: got zeros, expected a direction",
+    ),
     "a nan density, far from its target": (
         lambda: training.influence_discrepancy(array([np.nan, 1, 1, 1]), 1.0, GRID),
         "density, target: got NaN",

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import as_int, no_derivative, require, require_positive
+from lim_jax._precision import promote
 
 Vector = Float[Array, "..."]
 Push = Callable[[Vector], Vector]
@@ -109,8 +110,8 @@ def _leading_vector(push: Push, start: Vector, steps: int) -> Vector:
     (basis, _), images = jax.lax.scan(grow, (basis, _normalise(start)), jnp.arange(steps))
     images = images.reshape(steps, -1)
     images = images / _peak(images)
-    _, ritz = jnp.linalg.eigh(images @ images.T)
-    return _normalise(jnp.tensordot(ritz[:, -1], basis, 1))
+    _, ritz = jnp.linalg.eigh(promote(images @ images.T))
+    return _normalise(jnp.tensordot(ritz[:, -1].astype(basis.dtype), basis, 1))
 
 
 def _norm(vector: Vector) -> Float[Array, ""]:

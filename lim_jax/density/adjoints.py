@@ -22,6 +22,7 @@ from lim_jax._checks import (
     require_callable,
     require_floating,
 )
+from lim_jax._precision import promote
 from lim_jax.grid.measure import Grid, Scalar, require_grid
 
 Tree = TypeVar("Tree")
@@ -129,7 +130,7 @@ def adjoint_energies(
     """
     loss, batch = embedded_on(grid, loss, params, batch)
     losses, adjoints = losses_and_adjoints(loss, params, batch, grid)
-    energies = jnp.sum(adjoints**2, axis=2)
+    energies = jnp.sum(promote(adjoints) ** 2, axis=2)
     return check_finite(energies, batch, losses, energies)
 
 

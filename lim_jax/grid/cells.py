@@ -152,7 +152,8 @@ class CellGrid(Grid):
 
     def _edges(self) -> np.ndarray:
         """Return the images of equal cells' edges."""
-        return (np.arange(self.size + 1) / self.size) ** self.power
+        # Powers of whole numbers are exact, so that an edge is its fraction rounded once.
+        return np.arange(self.size + 1.0) ** self.power / float(self.size) ** self.power
 
     def _nodes_below(self, position: Fraction) -> int:
         """Count the nodes strictly left of an exact position, in rational arithmetic."""

@@ -40,6 +40,14 @@ def integral(values: Float[Array, "length *rest"], grid: Grid) -> Float[Array, "
     return jnp.tensordot(grid.weights, values, axes=1)
 
 
+def less_their_mean(
+    values: Float[Array, "length *rest"], grid: Grid
+) -> Float[Array, "length *rest"]:
+    """Subtract from values their mean over position, which is zero where all are equal."""
+    # The weights of a graded grid sum to less than one.
+    return values - (integral(values, grid) / grid.weights.sum())[None]
+
+
 def inner(
     left: Float[Array, "length *rest"], right: Float[Array, "length *rest"], grid: Grid
 ) -> Float[Array, ""]:

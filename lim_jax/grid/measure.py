@@ -98,8 +98,10 @@ class Grid(eqx.Module):
         An additive attention mask, the same in all layers and heads, in which everything can be
         differentiated: :math:`u_j`, the `log_weights`, is added to the scores of key j. Minus
         infinity removes the position, plus infinity raises EquinoxRuntimeError; a row that sees
-        removed positions alone reads them as before. A recurrent layer writes :math:`e^{u_j}` times
-        as much of token j. Nodes, weights and integrals over position stay.
+        removed positions alone reads them as before, in float32 to three digits, since minus
+        infinity is -10,000 here: scores that differ by as much are beyond it. A recurrent layer
+        writes :math:`e^{u_j}` times as much of token j. Nodes, weights and integrals over position
+        stay.
 
         With `parts`, the number of each position's part, a row reads its own part as before, and
         all others, and those of no part, whose number is negative, by :math:`u`. The state of a

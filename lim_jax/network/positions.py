@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lim_jax._checks import described, is_real, require, require_optional, require_positive
-from lim_jax._precision import promote
+from lim_jax._precision import promote, rounds
 from lim_jax.grid.measure import Grid
 from lim_jax.network.frequencies import OWN, POSITIVE, Frequencies, FrequenciesByLength, Number
 
@@ -42,6 +42,18 @@ def _known(frequencies: Any) -> Frequencies | FrequenciesByLength:
         cure="Pass one angle a token for each pair of features.",
     )
     return tuple(map(float, numbers))
+
+
+def _require_whole_contexts(grid: Grid) -> None:
+    """Raise ValueError at a grid whose prefixes do not begin where contexts do."""
+    cut = getattr(grid, "cut", "")
+    require(
+        not cut,
+        "grid",
+        got=f"prefixes that were {cut}",
+        expected="those of whole contexts: positions count from where a context begins",
+        cure="Pass AttentionMask the window or the chunk, and leave the grid as it is.",
+    )
 
 
 class Rotary(eqx.Module):
@@ -70,7 +82,8 @@ class Rotary(eqx.Module):
     ------
     ValueError
         Where a number is missing, not finite or (but for frequencies) not positive; where
-        frequencies that depend on a context's length meet a grid of several contexts.
+        frequencies that depend on a context's length meet a grid of several contexts; where
+        `from_zero` meets a grid whose prefixes were cut by a window or to chunks.
 
     Examples
     --------
@@ -139,6 +152,8 @@ class Rotary(eqx.Module):
             expected="one context: its length says how its tokens are rotated",
             cure="Measure each context by itself.",
         )
+        if self.from_zero:
+            _require_whole_contexts(grid)
         tokens = grid.size if self.tokens is None else self.tokens
         positions = grid._nodes() * tokens - (1 if self.from_zero else 0)
         angles = np.outer(positions, self._frequencies(tokens))
@@ -200,6 +215,7 @@ class Tempered(eqx.Module):
 
     def rope(self, grid: Grid) -> Float[Array, " length"]:
         """Return the factors of queries; packed contexts each count from their own first token."""
+        _require_whole_contexts(grid)
         tokens = grid.size if self.tokens is None else self.tokens
         # A node times n may fall a rounding below its whole number.
         positions = jnp.asarray(np.round(grid._nodes() * tokens, 6))
@@ -242,7 +258,8 @@ class Alibi(eqx.Module):
 
     Attention with linear biases (Press, Smith and Lewis, 2022). A softmax does not see what depends
     on the row alone, so the score gains :math:`m_h\,j`: one more feature, of the key its position,
-    counted from 0, of the query its head's slope. `tokens` is as of `Rotary`.
+    counted from 0, of the query its head's slope; where products are of half precision three, that
+    sum to the position. `tokens` is as of `Rotary`.
     """
 
     slopes: Frequencies = eqx.field(static=True)
@@ -259,17 +276,31 @@ class Alibi(eqx.Module):
         return jnp.asarray(grid._nodes() * tokens - 1)
 
     def encode_queries(self, vectors: Vectors, rope: Float[Array, " length"]) -> ExtendedVectors:
-        """Append each head's slope to its queries, scaled for a size that is one more."""
+        """Append each head's slope to its queries, scaled for a size that is larger by these."""
         heads, length, size = vectors.shape
-        slopes = jnp.asarray(np.sqrt(size + 1) * np.asarray(self.slopes), vectors.dtype)
-        added = jnp.broadcast_to(slopes[:, None, None], (heads, length, 1))
-        return jnp.concatenate([np.sqrt((size + 1) / size).item() * vectors, added], axis=2)
+        extended = size + _features(vectors)
+        slopes = jnp.asarray(np.sqrt(extended) * np.asarray(self.slopes), vectors.dtype)
+        added = jnp.broadcast_to(slopes[:, None, None], (heads, length, extended - size))
+        return jnp.concatenate([np.sqrt(extended / size).item() * vectors, added], axis=2)
 
     def encode_keys(self, vectors: Vectors, rope: Float[Array, " length"]) -> ExtendedVectors:
         """Append the positions to the keys."""
-        positions = rope.astype(vectors.dtype)[None, :, None]
-        added = jnp.broadcast_to(positions, (*vectors.shape[:2], 1))
+        rest = rope
+        features = []
+        for _ in range(_features(vectors) - 1):
+            # XLA may take a number that is rounded and widened again for the number itself.
+            rounded = jax.lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7)
+            features.append(rounded)
+            rest = rest - rounded
+        positions = jnp.stack([*features, rest], axis=1).astype(vectors.dtype)
+        added = jnp.broadcast_to(positions, (*vectors.shape[:2], positions.shape[1]))
         return jnp.concatenate([vectors, added], axis=2)
+
+
+def _features(vectors: Array) -> int:
+    """Return how many features hold a position: numbers of bfloat16 have a third of its digits."""
+    halved = rounds(vectors) or jnp.finfo(vectors.dtype).bits < 32
+    return 3 if halved else 1
 
 
 Positions = Rotary | Alibi | Tempered

@@ -29,6 +29,7 @@ from lim_jax._checks import (
     require_floats,
 )
 from lim_jax._jit import filter_jit
+from lim_jax._precision import promote
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
@@ -469,7 +470,7 @@ def norm_constants(norm: Norm) -> tuple[Scalar, Scalar]:
 
 def _operator_norms(matrices: Float[Array, "*fields heads rows columns"]) -> Heads:
     """Return each head's largest operator norm over all fields."""
-    norms = jnp.linalg.norm(matrices, ord=2, axis=(-2, -1))
+    norms = jnp.linalg.norm(promote(matrices), ord=2, axis=(-2, -1))
     return norms.reshape(-1, norms.shape[-1]).max(axis=0)
 
 

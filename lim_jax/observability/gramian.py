@@ -29,8 +29,10 @@ from lim_jax._checks import (
     require_indices,
     require_kind,
     require_name,
+    widen_integers,
 )
 from lim_jax._jit import filter_jit
+from lim_jax._precision import promote
 from lim_jax.grid.measure import Grid, require_grid
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.slots import State
@@ -237,6 +239,7 @@ def require_observations(observations: Any, x: Any) -> tuple[int, int]:
 def guarded_positions(positions: Positions, x: Float[Array, "length ..."]) -> Positions:
     """Return numbers of positions, whose use raises where x does not have them."""
     last = x.shape[0] - 1
+    positions = widen_integers(positions)
     return error_if_got(
         positions,
         "positions",
@@ -337,8 +340,9 @@ def _gramians_by_push(
 
     def gramian(position: Array) -> Float[Array, "width width"]:
         """Push all unit vectors at one position forward, and sum their products over depth."""
-        tangents = jax.vmap(lambda e: jnp.zeros_like(x).at[position].set(e))(jnp.eye(x.shape[1]))
-        images = jax.vmap(push)(tangents.astype(x.dtype))
+        basis = jnp.eye(x.shape[1], dtype=x.dtype)
+        tangents = jax.vmap(lambda e: jnp.zeros_like(x).at[position].set(e))(basis)
+        images = jax.vmap(push)(tangents)
         return jnp.einsum("k,ako,bko->ab", steps, images, images)
 
     return jax.lax.map(gramian, positions)
@@ -356,7 +360,8 @@ def _pulled_gramians(observations: Observations, x: State, step: Steps) -> Grami
         return gramians + weight * jnp.einsum("ria,rib->iab", rows, rows), None
 
     layers = jnp.arange(observed.shape[0]), layer_steps(step, observed)
-    return jax.lax.scan(add, jnp.zeros((*x.shape, x.shape[1]), x.dtype), layers)[0]
+    none = jnp.zeros((*x.shape, x.shape[1]), jnp.result_type(x, observed))
+    return jax.lax.scan(add, none, layers)[0]
 
 
 def _gramians_by_sweep(observations: ObservedTokens, x: State, step: Steps) -> Gramians:
@@ -472,9 +477,9 @@ def condition_numbers(gramians: Gramians) -> Float[Array, " positions"]:
     [4.0, inf]
     """
     require_floats(gramians, "gramians", "positions width width")
-    spectrum = jnp.linalg.eigvalsh(gramians)
+    spectrum = jnp.linalg.eigvalsh(promote(gramians))
     smallest = spectrum[:, 0]
     largest = spectrum[:, -1]
-    rounding = spectrum.shape[1] * jnp.finfo(spectrum.dtype).eps * largest
+    rounding = spectrum.shape[1] * float(jnp.finfo(gramians.dtype).eps) * largest
     singular = smallest <= rounding
     return jnp.where(singular, jnp.inf, largest / jnp.where(singular, 1, smallest))

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import as_int, require_floats, require_indices
 from lim_jax._jit import filter_jit
-from lim_jax.grid.integrals import integral
+from lim_jax.grid.integrals import less_their_mean
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 from lim_jax.observability.gramian import (
     Gramians,
@@ -365,8 +365,8 @@ def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> Penal
         :math:`G_i`, the Gramian of each position, symmetric, as `observability_gramians` returns
         them.
     grid
-        The positions, whose weights are :math:`\Delta p_i`; :math:`\bar G` is the integral of the
-        Gramians.
+        The positions, whose weights are :math:`\Delta p_i`; :math:`\bar G` is the mean of the
+        Gramians by these.
     probes
         N, how many Gaussian probes the traces are estimated with, common to all positions; at least
         1.
@@ -392,7 +392,7 @@ def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> Penal
     """
     require_on_grid(gramians, grid, "gramians", "length width width")
     probes = as_int(probes, "probes")
-    centred = gramians - integral(gramians, grid)[None]
+    centred = less_their_mean(gramians, grid)
     # In units of the largest entry: fourth powers of others leave float32. The result does not
     # depend on the unit, and neither do its derivatives.
     largest = jax.lax.stop_gradient(jnp.abs(centred).max())
@@ -417,7 +417,7 @@ def penalty_bias(covariance: Float[Array, "length length"], grid: Grid) -> Scala
     r"""Compute the mean excess of the trace penalty of noisy traces, :math:`\mathrm{tr}(Q\Sigma)`.
 
     `eq:algorithm3-penalty-estimator-bias` (`rem:algorithm3-bias`), exact for unbiased traces of any
-    law; Q is :math:`D - dd^\top` where the weights :math:`d_i = \Delta p_i` sum to one.
+    law; Q is :math:`D - dd^\top/\sum_i d_i` with the weights :math:`d_i = \Delta p_i`.
 
     Parameters
     ----------
@@ -444,5 +444,6 @@ def penalty_bias(covariance: Float[Array, "length length"], grid: Grid) -> Scala
     1.0
     """
     require_on_grid(covariance, grid, "covariance", "length length")
-    with_mean = covariance @ grid.weights
-    return integral(jnp.diag(covariance) - 2 * with_mean + grid.weights @ with_mean, grid)
+    weights = grid.weights
+    of_mean = weights @ covariance @ weights / weights.sum()
+    return weights @ jnp.diag(covariance) - of_mean

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import lineax
+import optax
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import (
@@ -22,6 +23,7 @@ from lim_jax._checks import (
 )
 from lim_jax._errors import translate_errors
 from lim_jax._jit import filter_jit
+from lim_jax._precision import promote
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 
 PerPosition = Float[Array, " length"]
@@ -171,7 +173,8 @@ def parameter_shift(
         expected="a number above 0 and below 1, as it is relative",
         cure="Try 1e-10.",
     )
-    params = error_if_not_finite(params, "params")
+    dtypes = jax.tree.map(lambda leaf: jnp.asarray(leaf).dtype, params)
+    params = promote(error_if_not_finite(params, "params"))
 
     def hessian_product(direction: PyTree) -> PyTree:
         """Multiply the risk's Hessian by a direction of the parameters."""
@@ -188,8 +191,20 @@ def parameter_shift(
         "more, expected those at which the risk is least. Minimise the risk further, or take a "
         "larger strength: the shift is proportional to it.",
     )
-    solution = _solve_positive(hessian_product, slope, tolerance)
-    return jax.tree.map(lambda leaf: -strength * leaf, solution)
+    # The solver's tolerances are absolute too, so slope and Hessian are given to it in units, on
+    # which the shift does not depend.
+    slope_unit = jax.lax.stop_gradient(_or_one(_norm(slope)))
+    unit_slope = jax.tree.map(lambda leaf: leaf / slope_unit, slope)
+    curvature = _product(unit_slope, hessian_product(unit_slope))
+    curvature_unit = jax.lax.stop_gradient(_or_one(jnp.abs(curvature)))
+
+    def unit_product(direction: PyTree) -> PyTree:
+        """Multiply the Hessian by a direction, in units of its curvature along the slope."""
+        return jax.tree.map(lambda leaf: leaf / curvature_unit, hessian_product(direction))
+
+    solution = _solve_positive(unit_product, unit_slope, tolerance)
+    scale = -strength * (slope_unit / curvature_unit)
+    return jax.tree.map(lambda leaf, dtype: (scale * leaf).astype(dtype), solution, dtypes)
 
 
 def _solve_positive(
@@ -206,18 +221,28 @@ def _solve_positive(
     tolerance = max(tolerance, *attainable)
     solver = lineax.CG(rtol=tolerance, atol=tolerance)
     solution = lineax.linear_solve(operator, slope, solver).value
-    curvature = sum(jax.tree.leaves(jax.tree.map(lambda s, x: jnp.sum(s * x), slope, solution)))
     return error_if(
         solution,
-        (_norm(slope) > 0) & (curvature <= 0),
+        (_norm(slope) > 0) & (_product(slope, solution) <= 0),
         "risk: got a Hessian at params that is not, expected a positive definite one. Minimise the "
         "risk further, or add a regulariser to a flat one.",
     )
 
 
 def _norm(tree: PyTree) -> Scalar:
-    """Compute the Euclidean norm of all leaves together."""
-    return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
+    """Compute the Euclidean norm of all leaves together, in units of the largest entry."""
+    largest = _or_one(jnp.max(jnp.stack([jnp.abs(leaf).max() for leaf in jax.tree.leaves(tree)])))
+    return largest * optax.tree.norm(jax.tree.map(lambda leaf: leaf / largest, tree))
+
+
+def _product(first: PyTree, second: PyTree) -> Scalar:
+    """Compute the inner product of two pytrees."""
+    return sum(jax.tree.leaves(jax.tree.map(lambda a, b: jnp.sum(a * b), first, second)))
+
+
+def _or_one(number: Scalar) -> Scalar:
+    """Return a number to divide by, or one where it is zero."""
+    return jnp.where(number == 0, 1, number)
 
 
 def shift_bound(

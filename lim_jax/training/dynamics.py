@@ -399,12 +399,14 @@ def gradient_flow(
     expected = "finite training times that increase, at least one"
     cure = "Pass a list such as [0.0, 0.5, 1.0]."
     values = as_numbers(times, "times", expected=expected, cure=cure)
-    rising = bool(np.isfinite(values).all() and (np.diff(values) > 0).all())
+    # Two times that are one in the precision of the parameters do not increase.
+    saved = jnp.asarray(values, jax.tree.leaves(arrays)[0].dtype)
+    known = np.asarray(saved, float)
+    rising = bool(np.isfinite(known).all() and (np.diff(known) > 0).all())
     require(rising, "times", got=f"{values.tolist()}", expected=expected, cure=cure)
     require_optional(first_step, "first_step", "Pass None to let the controller choose.")
     controller = stepsize_controller or diffrax.PIDController(1e-6, 1e-6)
     flow = _GradientFlow(loss, static, solver or diffrax.Tsit5(), controller, first_step)
-    saved = jnp.asarray(times, jax.tree.leaves(arrays)[0].dtype)
 
     def step(state: tuple[PyTree, Scalar], index: int) -> tuple[tuple[PyTree, Scalar], tuple]:
         """Advance the parameters to the next time that is saved, and observe them there."""

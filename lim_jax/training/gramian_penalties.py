@@ -18,7 +18,7 @@ from lim_jax._checks import (
     require_indices,
 )
 from lim_jax.density.adjoints import Batch, Loss, check_finite, embedded_on, scalar_loss
-from lim_jax.grid.integrals import integral
+from lim_jax.grid.integrals import integral, less_their_mean
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 from lim_jax.observability.gramian import Positions, Steps, layer_steps
 from lim_jax.observability.trace_estimates import probed_observability
@@ -42,7 +42,7 @@ def trace_penalty(traces: PerPosition, grid: Grid) -> Scalar:
     traces
         :math:`g_i`, the trace of each position's observability Gramian, which is Euclidean.
     grid
-        The positions; :math:`\bar g` is the integral of the traces over them.
+        The positions; :math:`\bar g` is the mean of the traces by their weights.
 
     Returns
     -------
@@ -68,7 +68,7 @@ def trace_penalty(traces: PerPosition, grid: Grid) -> Scalar:
 
 def _trace_variance(traces: PerPosition, grid: Grid) -> Scalar:
     """Compute the variance of the traces over the grid."""
-    return integral((traces - integral(traces, grid)) ** 2, grid)
+    return integral(less_their_mean(traces, grid) ** 2, grid)
 
 
 def gramian_penalty(gramians: Float[Array, "length width width"], grid: Grid) -> Scalar:
@@ -84,7 +84,7 @@ def gramian_penalty(gramians: Float[Array, "length width width"], grid: Grid) ->
         :math:`G_i`, the observability Gramian of each position, Euclidean, as
         `observability.observability_gramians` returns them.
     grid
-        The positions; :math:`\bar G` is the integral of the Gramians over them.
+        The positions; :math:`\bar G` is the mean of the Gramians by their weights.
 
     Returns
     -------
@@ -106,8 +106,7 @@ def gramian_penalty(gramians: Float[Array, "length width width"], grid: Grid) ->
     """
     require_on_grid(gramians, grid, "gramians", "length width width")
     gramians = error_if_not_finite(gramians, "gramians")
-    deviations = gramians - integral(gramians, grid)[None]
-    return integral((deviations**2).sum(axis=(1, 2)), grid)
+    return integral((less_their_mean(gramians, grid) ** 2).sum(axis=(1, 2)), grid)
 
 
 def crossfit_penalty(first: PerPosition, second: PerPosition, grid: Grid) -> Scalar:
@@ -126,7 +125,7 @@ def crossfit_penalty(first: PerPosition, second: PerPosition, grid: Grid) -> Sca
         :math:`\hat g^{(b)}`, another one, independent of the first.
     grid
         The positions, whose weights :math:`d_i = \Delta p_i` give
-        :math:`Q = \mathrm{diag}(d) - dd^\top`.
+        :math:`Q = \mathrm{diag}(d) - dd^\top/\sum_i d_i`; their sum is one but for graded grids.
 
     Returns
     -------
@@ -149,7 +148,7 @@ def crossfit_penalty(first: PerPosition, second: PerPosition, grid: Grid) -> Sca
     require_on_grid(second, grid, "second", "length")
     first = error_if_not_finite(first, "first")
     second = error_if_not_finite(second, "second")
-    return integral((first - integral(first, grid)) * (second - integral(second, grid)), grid)
+    return integral(less_their_mean(first, grid) * less_their_mean(second, grid), grid)
 
 
 def sampled_trace_penalty(

@@ -12,12 +12,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Float, Key, PyTree
 
 from lim_jax._checks import (
     ARRAYS,
     as_int,
     described,
+    error_if,
     error_if_not_finite,
     is_real,
     require,
@@ -99,7 +101,8 @@ def fourth_moments(
         If the batch is no pair, is empty or does not fit the grid, the loss returns no scalar, or
         `direction` does not fit the parameters.
     EquinoxRuntimeError
-        If the batch, its losses, their adjoints or `direction` are NaN or infinite.
+        If the batch, its losses, their adjoints or `direction` are NaN or infinite, or
+        `direction` is zero.
 
     Examples
     --------
@@ -171,7 +174,8 @@ def penalty_premises(
         If the batch is no pair, is empty or does not fit the grid, the loss returns no scalar, or
         `direction` does not fit the parameters.
     EquinoxRuntimeError
-        If the batch, its losses, their adjoints or `direction` are NaN or infinite.
+        If the batch, its losses, their adjoints or `direction` are NaN or infinite, or
+        `direction` is zero.
 
     Examples
     --------
@@ -250,7 +254,8 @@ def adjoint_growth(
         If the batch is no pair, is empty or does not fit the grid, the loss returns no scalar, or
         `direction` does not fit the parameters.
     EquinoxRuntimeError
-        If the batch, its losses, their adjoints or `direction` are NaN or infinite.
+        If the batch, its losses, their adjoints or `direction` are NaN or infinite, or
+        `direction` is zero.
 
     Examples
     --------
@@ -385,10 +390,13 @@ def sensitivity_norm(
         """Take one step of the power iteration, and return the norm of the image."""
         direction, _ = pair
         image = push(direction)
-        squares = (image**2).sum(axis=2, keepdims=True)
+        unit = _largest(image)  # by which powers neither under- nor overflow
+        relative = _divided(image, unit)
+        squares = (relative**2).sum(axis=2, keepdims=True)
         value = sample_mean(squares[..., 0] ** (exponent / 2) @ grid.weights).value
-        (gradient,) = pull(grid.weights[None, :, None] * squares ** (exponent / 2 - 1) * image)
-        return (_unit_direction(gradient), direction), value ** (1 / exponent)
+        powers = squares ** (exponent / 2 - 1)
+        (gradient,) = pull(grid.weights[None, :, None] * powers * relative)
+        return (_unit_direction(gradient), direction), unit * value ** (1 / exponent)
 
     first = _unit_direction(jax.tree.unflatten(tree, start))
     (_, direction), values = jax.lax.scan(step, (first, first), length=steps)
@@ -413,7 +421,14 @@ def _adjoints_and_slopes(
 ) -> tuple[Vectors, Vectors, Losses]:
     """Return the adjoints, their derivative along a unit direction, and the losses."""
     arrays, adjoints = _adjoints_of_arrays(loss, params, batch, grid)
-    direction = _unit_direction(as_direction(direction, arrays))
+    direction = as_direction(direction, arrays)
+    direction = error_if(
+        direction,
+        _largest(direction) == 0,
+        "direction: got zeros, expected a direction, which is scaled to norm one. Pass one that is "
+        "not zero, such as the risk's gradient.",
+    )
+    direction = _unit_direction(direction)
     return jax.jvp(adjoints, (arrays,), (direction,), has_aux=True)
 
 
@@ -436,5 +451,16 @@ def as_direction(direction: Any, arrays: PyTree) -> PyTree:
 
 def _unit_direction(direction: PyTree) -> PyTree:
     """Divide a direction by its Euclidean norm; a zero one stays zero."""
-    size = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(direction)))
-    return jax.tree.map(lambda leaf: leaf / jnp.where(size == 0, 1, size), direction)
+    # In units of the largest entry, whose squares neither under- nor overflow.
+    direction = _divided(direction, _largest(direction))
+    return _divided(direction, optax.tree.norm(direction))
+
+
+def _largest(tree: PyTree) -> Scalar:
+    """Return the largest absolute entry of all arrays."""
+    return jnp.max(jnp.stack([jnp.abs(leaf).max() for leaf in jax.tree.leaves(tree)]))
+
+
+def _divided(tree: PyTree, size: Scalar) -> PyTree:
+    """Divide all arrays by a number, unless it is zero."""
+    return jax.tree.map(lambda leaf: leaf / jnp.where(size == 0, 1, size), tree)

@@ -615,3 +615,20 @@ def test_print_shows_numbers_and_nothing_fails_where_there_are_none_yet(capsys):
     assert str(several).startswith("Influence(")
     one = replace(again, count=jnp.ones(()), energy=jnp.zeros(GRID.size))  # what one degenerate is
     assert "1 example on" in str(one) and "no position matters" in str(one) and "± inf" in str(one)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("scale", [1e-3, 1.0])
+def test_states_of_half_precision_have_energies_and_counts_of_single(dtype, scale):
+    """Squares of 1e-3 are zeros of float16, and 301 is no number of bfloat16."""
+    grid = lim.token_grid(4, dtype)
+    slopes = jnp.array([1.0, 2.0, 3.0, 4.0], dtype)[:, None]
+    batch = jnp.zeros((301, 4, 1), dtype), None
+    result = lim.influence(lambda params, x, y: scale * (slopes * x).sum(), 0.0, batch, grid)
+    assert result.energy.dtype == jnp.float32 and result.count == 301
+    rounding = 8 * float(jnp.finfo(dtype).eps)
+    np.testing.assert_allclose(result.density, 4 * np.array([1, 4, 9, 16]) / 30, rtol=rounding)
+    parts = lim.density.influence_stream(
+        lambda params, x, y: scale * (slopes * x).sum(), 0.0, [batch] * 3, grid
+    )
+    assert parts.count == 903

@@ -246,6 +246,17 @@ def test_infinity_and_nan_are_averaged_in_their_own_region_alone(width):
     np.testing.assert_allclose(slopes(jnp.ones_like(averages))[0], expected, rtol=1e-14)
 
 
+@pytest.mark.parametrize("size", [5, 20, 49])
+def test_a_boundary_at_a_graded_cells_edge_takes_nothing_of_the_cell_beyond(size):
+    """Its edges are cubes of fractions: a rounding more or less made a weight of some 1e-17."""
+    grid = lim.graded_grid(size)
+    for edge in range(1, size):
+        delta = Fraction(edge, size) ** 3
+        if delta < Fraction(1, 2):
+            left = np.asarray(lim.boundary_regions(grid, delta).weights)[0]
+            assert (left[:edge] > 0).all() and (left[edge:] == 0).all(), f"{edge} of {size} cells"
+
+
 @pytest.mark.parametrize("of_grid, of_nodes", [("float64", "float32"), ("float32", "float64")])
 def test_nodes_of_another_precision_are_in_their_own_cells(of_grid, of_nodes):
     nodes = jax.device_put(np.arange(1, 31, dtype=of_nodes) / np.array(30, of_nodes))

@@ -23,7 +23,7 @@ from lim_jax.network.frequencies import (
     yarn_scaling,
 )
 from lim_jax.network.masks import SwitchedMask
-from lim_jax.network.positions import Tempered, TemperedRotary, UnitRotary
+from lim_jax.network.positions import Alibi, Tempered, TemperedRotary, UnitRotary
 
 SIZES = (12, 24, 48, 96)
 
@@ -235,6 +235,48 @@ def test_angles_from_zero_and_tempers_begin_with_each_context():
     encoded = tempered.encode_queries(query, tempered.rope(alone))
     np.testing.assert_allclose(encoded, np.asarray(query) * np.array(expected)[:, None], rtol=1e-13)
     assert tempered.encode_keys(query, tempered.rope(alone)) is query
+
+
+@pytest.mark.parametrize("cut", ["windowed", "chunked"])
+@pytest.mark.parametrize(
+    "positions",
+    [Rotary((0.7,), from_zero=True), Tempered(0.5, floor=2)],
+    ids=["rotary", "tempered"],
+)
+def test_positions_from_the_context_refuse_a_grid_that_a_window_cut(positions, cut):
+    """Its rows begin where their windows do, each elsewhere, and not where the context does."""
+    grid = getattr(lim.token_grid(7), cut)(3)
+    with pytest.raises(ValueError, match=f"grid: got prefixes that were {cut}, expected those of"):
+        positions.rope(grid)
+    Rotary((0.7,)).rope(grid)  # whose angles count from the first position of all
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_alibi_tells_neighbours_apart_in_products_of_half_precision(dtype):
+    """Without queries attention is exp(-m (i - j)), whose neighbours differ by exp(-m) wherever."""
+    length = 1500  # numbers above 256 are not all numbers of bfloat16
+    slopes = 0.5, 0.25
+    positions = Alibi(slopes)
+    grid = lim.token_grid(length, dtype)
+    flat = jnp.zeros((2, length, 4), dtype)
+    with jax.default_matmul_precision("bfloat16"):
+        rope = positions.rope(grid)
+        query = positions.encode_queries(flat, rope)
+        key = positions.encode_keys(flat, rope)
+        for head, slope in enumerate(slopes):
+            weights = lim.network.attention_weights(query[head], key[head], grid)[-1]
+            expected = np.exp(-slope * np.arange(length)[::-1])
+            expected /= expected.sum()
+            np.testing.assert_allclose(
+                np.asarray(weights, float), expected, atol=0.02 * expected[-1]
+            )
+
+
+def test_alibi_has_one_feature_where_numbers_are_exact():
+    positions = Alibi((0.5, 0.25))
+    rope = positions.rope(lim.token_grid(5))
+    assert positions.encode_keys(jnp.zeros((2, 5, 4)), rope).shape == (2, 5, 5)
+    assert positions.encode_keys(jnp.zeros((2, 5, 4), jnp.float32), rope).shape == (2, 5, 5)
 
 
 def test_a_temper_steps_at_whole_tokens_though_nodes_are_rounded():

@@ -167,6 +167,38 @@ def test_weights_of_layers_may_be_whole_numbers(make, as_users_run):
         observability_gramians(observations, x, make([1, -1]))
 
 
+def test_positions_may_be_of_integers_that_end_before_the_context_does():
+    """128 and more are no numbers of int8, to which the last position was compared."""
+    x = random_states(0, 200, 2)
+
+    def see(x):
+        return (x**2).reshape(1, -1)
+
+    some = observability_gramians(see, x, 0.5, positions=jnp.array([3, 100], jnp.int8))
+    expected = 2 * np.asarray(x)[[3, 100]] ** 2  # 0.5 (2 x)^2 of each feature
+    np.testing.assert_allclose(jax.vmap(jnp.diag)(some), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["forward", "reverse"])
+def test_states_of_half_precision_may_be_observed_in_single_precision(method):
+    x = jnp.ones((3, 2), jnp.bfloat16)
+    with jax.numpy_dtype_promotion("standard"):
+        gramians = observability_gramians(
+            lambda x: 3 * x.astype(jnp.float32).reshape(1, -1), x, 0.5, method
+        )
+    expected = np.broadcast_to(4.5 * np.eye(2), (3, 2, 2))
+    np.testing.assert_allclose(np.asarray(gramians, float), expected)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_condition_numbers_of_half_precision_know_its_rounding(dtype):
+    small = float(jnp.finfo(dtype).eps)  # to the largest, one, no more than a rounding
+    diagonals = jnp.array([[1, 0.25], [1, small]], dtype)
+    assert diagonals[1, 1] > 0
+    numbers = condition_numbers(jax.vmap(jnp.diag)(diagonals))
+    np.testing.assert_allclose(np.asarray(numbers, float), [4, np.inf])
+
+
 def test_the_deviation_of_equal_gramians_is_zero_and_so_is_its_derivative():
     equal = jnp.ones((2, 3, 3))
     moments = jax.jit(lambda gramians: gaussian_probe_moments(gramians, lim.token_grid(2), 1))
@@ -183,7 +215,7 @@ def test_exact_probe_moments_against_a_simulation(probes):
     draws = np.random.default_rng(0).standard_normal((400_000, probes, 3))
     traces = np.einsum("nra,iab,nrb->ni", draws, np.asarray(gramians), draws) / probes
     weights = np.asarray(grid.weights)
-    centred = traces - (traces @ weights)[:, None]
+    centred = traces - (traces @ weights)[:, None] / weights.sum()
     penalties = (centred**2) @ weights
     moments, true = jax.jit(
         lambda gramians: (
@@ -204,7 +236,7 @@ def test_the_bias_is_that_of_the_matrix_penalty():
     gramians = random_gramians()
     grid = lim.graded_grid(5)
     weights = np.asarray(grid.weights)
-    centred = np.asarray(gramians) - np.tensordot(weights, gramians, axes=1)
+    centred = np.asarray(gramians) - np.tensordot(weights, gramians, axes=1) / weights.sum()
     expected = 2 / 7 * weights @ (centred**2).sum(axis=(1, 2))
     moments = gaussian_probe_moments(gramians, grid, 7)
     np.testing.assert_allclose(moments.bias, expected, rtol=1e-12)
@@ -216,7 +248,7 @@ def test_the_deviation_of_many_probes_is_that_of_a_linear_form():
     probes = 10**8
     grid = lim.graded_grid(5)
     weights = np.asarray(grid.weights)
-    centre = np.eye(5) - weights[None, :]
+    centre = np.eye(5) - weights[None, :] / weights.sum()
     centring = centre.T @ np.diag(weights) @ centre
     covariance = 2 / probes * np.einsum("iab,jba->ij", gramians, gramians)
     pushed = centring @ np.asarray(gramian_traces(gramians))
@@ -242,7 +274,7 @@ def test_penalties_are_weighted_variances():
     target = jnp.arange(5.0)
     expected = 0.5 * np.sum(weights * (np.asarray(profile) - np.arange(5)) ** 2)
     np.testing.assert_allclose(influence_discrepancy(profile, target, grid), expected, rtol=1e-13)
-    mean = np.sum(weights * np.asarray(profile))
+    mean = np.sum(weights * np.asarray(profile)) / weights.sum()
     expected = np.sum(weights * (np.asarray(profile) - mean) ** 2)
     np.testing.assert_allclose(trace_penalty(profile, grid), expected, rtol=1e-13)
 

@@ -25,7 +25,12 @@ from lim_jax.observability.trace_estimates import (
     trace_products,
 )
 from lim_jax.paper.simulation import gate_gramians
-from lim_jax.training.gramian_penalties import crossfit_penalty, gramian_penalty, trace_penalty
+from lim_jax.training.gramian_penalties import (
+    crossfit_penalty,
+    gramian_penalty,
+    sampled_trace_penalty,
+    trace_penalty,
+)
 
 GRID = lim.graded_grid(5)
 
@@ -57,23 +62,35 @@ def test_the_penaltys_bias_for_any_covariance():
     excess = np.mean(penalties(noisy)) - penalties(traces[None])[0]
     bias = penalty_bias(jax.device_put(root @ root.T), GRID)
     np.testing.assert_allclose(bias, excess, rtol=1e-11)
-    # The printed Q differs by the square of what the weights lack to one.
     weights = np.asarray(GRID.weights)
-    printed = np.trace((np.diag(weights) - np.outer(weights, weights)) @ root @ root.T)
-    missing = 1 - weights.sum()
-    assert 0 < missing < 0.02 and abs(bias - printed) <= 2 * missing * np.trace(root @ root.T)
-    np.testing.assert_allclose(printed - missing * weights @ root @ root.T @ weights, bias)
+    assert weights.sum() < 1  # so that the printed Q, without the sum, is another one
+    q = np.diag(weights) - np.outer(weights, weights) / weights.sum()
+    np.testing.assert_allclose(np.trace(q @ root @ root.T), bias, rtol=1e-11)
+
+
+def test_equal_traces_cost_nothing_where_weights_do_not_sum_to_one():
+    """Nor do equal Gramians; and of some positions, which are all, it is the same penalty."""
+    equal = jnp.full(5, 1000.0)
+    assert trace_penalty(equal, GRID) < 1e-20
+    assert abs(crossfit_penalty(equal, random_states(4, 5), GRID)) < 1e-10
+    gramians = jnp.broadcast_to(1000 * jnp.eye(2), (5, 2, 2))
+    assert gramian_penalty(gramians, GRID) < 1e-20
+    assert gaussian_probe_moments(gramians, GRID, 3).bias < 1e-20
+    traces = random_states(1, 5)
+    of_positions = sampled_trace_penalty(traces, GRID.weights)
+    np.testing.assert_allclose(trace_penalty(traces, GRID), of_positions, rtol=1e-13)
 
 
 def test_penalties_weigh_unequal_cells():
     """`eq:gd-observability-penalty` and `eq:algorithm3-crossfit-unbiased-penalty` by NumPy."""
     weights = np.asarray(GRID.weights)
     gramians = np.asarray(random_gramians())
-    deviations = gramians - np.einsum("i,iab->ab", weights, gramians)
+    deviations = gramians - np.einsum("i,iab->ab", weights, gramians) / weights.sum()
     expected = weights @ (deviations**2).sum(axis=(1, 2))
     np.testing.assert_allclose(gramian_penalty(random_gramians(), GRID), expected, rtol=1e-12)
     first, second = np.asarray(random_states(4, 2, 5))
-    expected = weights @ ((first - weights @ first) * (second - weights @ second))
+    means = np.stack([first, second]) @ weights / weights.sum()
+    expected = weights @ ((first - means[0]) * (second - means[1]))
     penalty = crossfit_penalty(jax.device_put(first), jax.device_put(second), GRID)
     np.testing.assert_allclose(penalty, expected, rtol=1e-12)
 

@@ -128,6 +128,39 @@ def test_the_discrepancy_moves_by_the_pairing():
     np.testing.assert_allclose(rate, moved, rtol=1e-7)
 
 
+@pytest.mark.parametrize("exponent", [2, 4])
+@pytest.mark.parametrize("scale", [1e-18, 1e-8, 1.0, 1e8])
+def test_the_sensitivity_norm_is_found_at_every_scale_of_the_loss(exponent, scale):
+    """Of adjoints (3, 4) w, the norm is 5 along (0.6, 0.8): cubes of small images underflowed."""
+    slopes = jnp.array([3.0, 4.0], jnp.float32)
+    found = lim.training.sensitivity_norm(
+        lambda weight, x, y: scale * (slopes @ weight) * x.sum() / 2,
+        jnp.zeros(2, jnp.float32),
+        (jnp.zeros((2, 2, 1), jnp.float32), None),
+        lim.token_grid(2, jnp.float32),
+        exponent=exponent,
+        steps=3,
+        key=jax.random.key(0),
+    )
+    np.testing.assert_allclose(found.values[1:] / scale, 5, rtol=1e-5)
+    np.testing.assert_allclose(np.abs(found.direction), [0.6, 0.8], rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e-24, 1e19])
+def test_a_direction_is_scaled_to_norm_one_whatever_its_size(size):
+    """Squares of its entries under- and overflow, and it was taken for zero."""
+    loss = lambda weight, x, y: (weight @ jnp.array([1.0, 2.0, -3.0], jnp.float32)) * x.sum()  # noqa: E731
+    batch = jnp.ones((2, 2, 1), jnp.float32), None
+    grid = lim.token_grid(2, jnp.float32)
+    direction = jnp.array([2.0, 1.0, 2.0], jnp.float32)
+    moments = lim.training.fourth_moments(
+        loss, jnp.zeros(3, jnp.float32), batch, grid, size * direction
+    )
+    # The adjoint is the product at both positions over their weights of one half.
+    expected = abs(2 * (2 + 2 - 6) / 3) ** 4
+    np.testing.assert_allclose(moments[1].value, expected, rtol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("exponent", [2, 4])
 def test_the_sensitivity_norm_is_that_of_the_dense_jacobian(exponent):
