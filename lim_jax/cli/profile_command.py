@@ -300,11 +300,8 @@ def write_profile_page(
     loss: LossName,
     title: str,
     folder: Path,
-    *,
-    answer: str = "",
-    findings: Sequence[str] = (),
 ) -> None:
-    """Write profile.html of the first contexts, under `findings` or else those of `profile`."""
+    """Write profile.html of the first contexts, under the findings of `profile`."""
     accounts = result.accounts
     shuffled = result.shuffled
     contexts = result.contexts[: len(accounts)]
@@ -318,8 +315,7 @@ def write_profile_page(
         accounts,
         texts,
         title=title,
-        answer=answer,
-        findings=findings or _findings(result),
+        findings=_findings(result),
         without_queries=result.without_queries,
         about={"model": model.name, "loss": loss_kind(loss).words},
         records=result.records,
