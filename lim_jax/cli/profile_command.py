@@ -215,7 +215,9 @@ def _announce(
 ) -> None:
     """Say what will be measured, and how long it is likely to take."""
     cost = GRADIENT if method is None else cost_of_contexts(contexts, method)
-    passes = cost.total + GRADIENT.total * signed  # a signed profile is another gradient
+    passes = cost.total
+    if signed:
+        passes += GRADIENT.total  # a signed profile is another gradient
     sign = ", and signed" if signed else ""
     page = f", with a page of the first {contexts_on_page}" if contexts_on_page else ""
     lengths = [context.length for context in contexts]
