@@ -94,11 +94,13 @@ def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
         in_one_line(document.name or document.title or f"document {number}")
         for number, document in enumerate(documents, 1)
     ]
-    while shared := _shared_names(names):
+    shared = _shared_names(names)
+    while shared:
         names = [
             f"{name} (document {number})" if name in shared else name
             for number, name in enumerate(names, 1)
         ]
+        shared = _shared_names(names)
     pairs = zip(documents, names, strict=True)
     return tuple(document._replace(name=name) for document, name in pairs)
 
