@@ -46,6 +46,11 @@ def checkpoint_folder(checkpoint: AnyPath) -> Path:
     return path
 
 
+def within_checkpoint(checkpoint: Path | None, name: str) -> Path | None:
+    """Return the path of this name in the folder of a checkpoint; None where there is none."""
+    return None if checkpoint is None else checkpoint / name
+
+
 def _require_path(path: Path, name: str, holds: bool, kind: str, expected: str) -> None:
     """Raise ValueError unless `holds` and no parent of the path is a file."""
     within = next((parent for parent in path.parents if parent.is_file()), None)

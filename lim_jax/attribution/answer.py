@@ -200,33 +200,56 @@ def answer_finding(
 ) -> str:
     """Say in a sentence which document gave most to the answer, if one supports it."""
     documents = [part for part in parts if part.kind == "document"]
-    top, least = (end(documents, key=lambda part: part.score) for end in (max, min))
-    tokens = sum(part.tokens for part in documents)
+    top = max(documents, key=lambda part: part.score)
     quoted = f"“{answer}”" if answer else "without visible letters"
     scores_most = f"the answer {quoted}; “{top.name}” scores most"
-    opening = f"The answer {quoted} comes from “{top.name}” most of all"
-    if foil:
+    if signed and top.score <= 0 and verdict in (None, "supported"):
+        opening = f"No document speaks for the answer {quoted}; the least against it, “{top.name}”"
+    elif foil:
         opening = f"“{top.name}” decides most between “{answer}” and “{foil}”"
     elif verdict == "unsupported":
         opening = f"No document supports {scores_most}"
     elif verdict == "unclear":
         opening = f"It is not clear whether a document supports {scores_most}"
-    if not signed:
-        several = len(documents) > 1
-        all_hold = f"the {len(documents)} documents hold" if several else "the document holds"
-        return (
-            f"{opening}: it holds {percent(top.of_documents)} of what {all_hold}, with "
-            f"{top.tokens} of their {tokens} tokens. They hold "
-            f"{percent(sum(part.score for part in documents))} of the whole influence."
-        )
-    if top.score <= 0 and verdict in (None, "supported"):
-        opening = f"No document speaks for the answer {quoted}; the least against it, “{top.name}”"
-    least_against = max(0.0 if foil else AGAINST, 2 * (least.error or 0.0))
-    is_against = least.score <= -least_against and least.score < 0 < top.score
-    finding = f"{opening}: {top.score:+.2f}, with {top.tokens} of {tokens} tokens of documents."
-    if is_against:
+    else:
+        opening = f"The answer {quoted} comes from “{top.name}” most of all"
+    if signed:
+        return _finding_of_scores(opening, documents, 0.0 if foil else AGAINST)
+    return _finding_of_shares(opening, documents)
+
+
+def _finding_of_shares(opening: str, documents: Sequence[AnswerPart]) -> str:
+    """Say what the document that gave most holds, and what all hold, of methods without a sign."""
+    top = max(documents, key=lambda part: part.score)
+    several = len(documents) > 1
+    all_hold = f"the {len(documents)} documents hold" if several else "the document holds"
+    return (
+        f"{opening}: it holds {percent(top.of_documents)} of what {all_hold}, with "
+        f"{top.tokens} of their {_tokens_of(documents)} tokens. They hold "
+        f"{percent(sum(part.score for part in documents))} of the whole influence."
+    )
+
+
+def _finding_of_scores(opening: str, documents: Sequence[AnswerPart], against: float) -> str:
+    """Say what the document that gave most scores, and which speaks against the answer.
+
+    One does whose score is negative, by `against` or more, and by twice its error.
+    """
+    top = max(documents, key=lambda part: part.score)
+    least = min(documents, key=lambda part: part.score)
+    finding = (
+        f"{opening}: {top.score:+.2f}, with {top.tokens} of {_tokens_of(documents)} tokens of "
+        "documents."
+    )
+    least_against = max(against, 2 * (least.error or 0.0))
+    if least.score <= -least_against and least.score < 0 < top.score:
         finding += f" Against it speaks “{least.name}” most: {least.score:+.2f}."
     return finding
+
+
+def _tokens_of(documents: Sequence[AnswerPart]) -> int:
+    """Count the tokens of documents."""
+    return sum(part.tokens for part in documents)
 
 
 def _written(value: Any) -> Any:

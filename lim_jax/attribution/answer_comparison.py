@@ -76,8 +76,10 @@ class ComparedAnswers(NamedTuple):
 
     def _spelt(self, score: float) -> str:
         """Write a score with its sign, a share in per cent, and nothing for NaN."""
+        if isnan(score):
+            return ""
         signed = METHODS[self.answers[0]["method"]].signed
-        return "" if isnan(score) else f"{score:+.3f}" if signed else f"{score:.1%}"
+        return f"{score:+.3f}" if signed else f"{score:.1%}"
 
 
 def compare_answers(
@@ -96,8 +98,8 @@ def compare_answers(
         cure="Ask both by one method, and both with a foil or both without.",
     )
     scores = [
-        {(p["name"], p["kind"]): p["score"] for p in of["parts"] if p["score"] is not None}
-        for of in (first, second)
+        {(p["name"], p["kind"]): p["score"] for p in answer["parts"] if p["score"] is not None}
+        for answer in (first, second)
     ]
     shared = [kind for _, kind in scores[0].keys() & scores[1].keys()]
     require(
@@ -110,7 +112,7 @@ def compare_answers(
     labels = sorted({**scores[0], **scores[1]}, key=lambda p: (p[1] == UNNAMED, p[1] != "document"))
     parts = []
     for name, kind in labels:
-        first_score, second_score = (of.get((name, kind), nan) for of in scores)
+        first_score, second_score = (by_part.get((name, kind), nan) for by_part in scores)
         parts.append(
             ComparedPart(name, kind, first_score, second_score, second_score - first_score)
         )

@@ -160,7 +160,10 @@ def _losses_after(
     y: Targets,
     parts: Int[Array, " length"],
 ) -> Float[Array, "rows 2"]:
-    """Do as `_losses_at_ends` after a prefix that was read at both weights."""
+    """Compute each row's loss with documents at each weight at which a prefix was read.
+
+    The prefix was read at the weight `LEAST`, and at one; the rest of the context is read here.
+    """
     assert isinstance(loss.loss, LossOfLogits)
     loss_of_logits = loss.loss
     targets = prefix.targets_of_rest(y)
@@ -206,7 +209,11 @@ def _gradients_after(
     y: Targets,
     parts: Int[Array, " length"],
 ) -> Float[Array, "length _"]:
-    """Do as `_gradients_at` after a prefix that was read at several log weights, at one of them."""
+    """Return minus the mask gradients of each row at one of the log weights of a prefix.
+
+    The prefix was read with its states at each of them, of which `node` is the number; the rest of
+    the context is read here.
+    """
     assert isinstance(loss.loss, LossOfLogits) and prefix.states is not None
     log_weight, caches, states = jax.tree.map(
         lambda leaf: leaf[node], (prefix.log_weights, prefix.caches, prefix.states)

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lim_jax._checks import require
+from lim_jax._partial_runs import within_checkpoint
 from lim_jax.attribution.parts import is_document
 from lim_jax.attribution.profile_run import Bar, no_bar
 from lim_jax.attribution.segments import AnswerParts, DocumentParts, Segment
@@ -81,7 +82,7 @@ class Run(NamedTuple):
 
     def within(self, name: str) -> "Run":
         """Return the run with the subfolder `name` of its folder."""
-        return self._replace(checkpoint=self.checkpoint and self.checkpoint / name)
+        return self._replace(checkpoint=within_checkpoint(self.checkpoint, name))
 
 
 class Scores(NamedTuple):

@@ -34,8 +34,7 @@ def average_orders(
 
     def average(by_context: np.ndarray) -> np.ndarray:
         """Average what all contexts have over the orders of each line."""
-        by_order = by_context.reshape(len(lines), -1).T
-        return sum(by_order, np.zeros(len(lines))) / len(by_order)
+        return by_context.reshape(len(lines), -1).mean(axis=1)
 
     every = [context for line in lines for context in line.contexts]
     names = list(dict.fromkeys(name for line in lines for name in line.names))

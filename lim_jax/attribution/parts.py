@@ -145,7 +145,25 @@ def measured_contexts(
 class MeanShare(NamedTuple):
     """What a part holds, averaged over the contexts that have it: its share of their influence.
 
-    `texts` counts its different texts; `most` are the tokens that hold most of its share.
+    Attributes
+    ----------
+    name, kind
+        The part, as `iterate_parts` names it.
+    share
+        Its share of a context's influence, from 0 to 1, averaged over contexts.
+    error
+        The standard error of `share`; infinite where one context has the part.
+    tokens
+        How many tokens it has in a context, on average.
+    of_tokens
+        Their share of a context's tokens, from 0 to 1, on average.
+    contexts
+        How many contexts have it.
+    texts
+        How many different texts it has in them, told apart by letters and digits.
+    most
+        The tokens that hold most of its share over all contexts, each with its part of that in per
+        cent, as a text; empty where it holds none.
     """
 
     name: str

@@ -11,7 +11,7 @@ import numpy as np
 from lim_jax import explanations, models
 from lim_jax._checks import require
 from lim_jax._digest import digest
-from lim_jax._partial_runs import once
+from lim_jax._partial_runs import once, within_checkpoint
 from lim_jax.attribution.orders import ShuffledShares, average_orders, shuffled_shares
 from lim_jax.attribution.parts import (
     Energy,
@@ -103,7 +103,7 @@ def measure(
     loss = loss_kind(loss_name).loss
     accounts = []
     if contexts_on_page:
-        page = checkpoint and checkpoint / "page"
+        page = within_checkpoint(checkpoint, "page")
         page_inputs = network, windows[:contexts_on_page], queries[:contexts_on_page]
         accounts = accounts_of_contexts(*page_inputs, loss=loss, checkpoint=page, bar=bar)
     reused = 0 if network.flow.is_offloaded else len(accounts)
@@ -114,7 +114,7 @@ def measure(
             windows[reused:],
             ask=queries[reused:],
             loss=loss,
-            checkpoint=checkpoint and checkpoint / ("other energies" if reused else "energies"),
+            checkpoint=within_checkpoint(checkpoint, "other energies" if reused else "energies"),
             padding=fitted_padding(context.length for context in contexts[reused:]),
             progress=partial(bar, desc="profile", unit="context"),
             progress_of_layers=partial(bar, **LAYERS),

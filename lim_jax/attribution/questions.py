@@ -11,7 +11,7 @@ import numpy as np
 
 from lim_jax._checks import AnyPath, as_int, described, require, require_kind, require_text
 from lim_jax._digest import digest
-from lim_jax._partial_runs import checkpoint_folder, each_once
+from lim_jax._partial_runs import checkpoint_folder, each_once, within_checkpoint
 from lim_jax.attribution.answer import Answer, AnswerPart
 from lim_jax.attribution.answer_comparison import shown_answer
 from lim_jax.attribution.method import Cost, Method, Run, Scores
@@ -349,9 +349,13 @@ def question_line(
 ) -> Line:
     """Return the line of a file that would ask the question about these documents."""
     require_question(question)
-    for text, name in ((answer, "answer"), (foil or None, "foil")):
-        require_text("" if text is None else text, name)
-        require_words(text, name)
+    if answer is not None:
+        require_text(answer, "answer")
+        require_words(answer, "answer")
+        answer = answer.strip()
+    if foil:
+        require_text(foil, "foil")
+        require_words(foil, "foil")
     if isinstance(documents, str | Path):
         read = read_documents(documents)
     else:
@@ -359,14 +363,15 @@ def question_line(
         read = named_documents(
             [Document("", text) if isinstance(text, str) else text for text in documents]
         )
-    answer = answer and answer.strip()
     foil = foil.strip()
     line = Line("question", documents=read, answer=answer, foil=foil)
     if chat and model.chat_template is not None:
         message = {"role": "user", "content": question}
         return line._replace(messages=(message,), template=model.chat_template)
-    answer = answer and spaced(answer)
-    foil = foil and spaced(foil)
+    if answer is not None:
+        answer = spaced(answer)
+    if foil:
+        foil = spaced(foil)
     return line._replace(question=question, answer=answer, foil=foil)
 
 
@@ -393,7 +398,7 @@ def answer_context(
         model,
         loss,
         tokens=tokens,
-        checkpoint=run.checkpoint and run.checkpoint / ANSWERS,
+        checkpoint=within_checkpoint(run.checkpoint, ANSWERS),
         progress=partial(run.bar, desc="answering", unit="context"),
     )
     require_fitting(model.network, [context])
@@ -418,7 +423,7 @@ def answer_without(
         )
         return np.asarray(answered).tolist()
 
-    file = None if run.checkpoint is None else run.checkpoint / ANSWER_WITHOUT
+    file = within_checkpoint(run.checkpoint, ANSWER_WITHOUT)
     about = {}
     if file is not None:
         asked = digest((model.network, ids, tokens, ends))

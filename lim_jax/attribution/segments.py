@@ -184,17 +184,16 @@ def _segments(
 ) -> list[Segment]:
     """Cut tokens into parts; for sentences their first `title` characters are a part."""
     text = "".join(texts)
-    match parts:
-        case _ if parts == "answer" or not text:  # as where an answer ends within a character
-            cut = [([*range(len(texts))], tuple(texts))]
-        case "token" | "tokens":
-            groups = [group for _, group in group_tokens(texts)]
-            cut = [(group, tuple(texts[number] for number in group)) for group in groups]
-        case "paragraphs":
-            cut = cut_tokens(texts, paragraphs(text))
-        case _:
-            after = [(title + start, title + end) for start, end in sentences(text[title:])]
-            cut = cut_tokens(texts, [(0, title), *after] if title else after)
+    if parts == "answer" or not text:  # there is no text where an answer ends within a character
+        cut = [(list(range(len(texts))), tuple(texts))]
+    elif parts in ("token", "tokens"):  # as `AnswerParts` and `DocumentParts` call them
+        groups = [group for _, group in group_tokens(texts)]
+        cut = [(group, tuple(texts[number] for number in group)) for group in groups]
+    elif parts == "paragraphs":
+        cut = cut_tokens(texts, paragraphs(text))
+    else:
+        after = [(title + start, title + end) for start, end in sentences(text[title:])]
+        cut = cut_tokens(texts, [(0, title), *after] if title else after)
     segments = [
         Segment(within, segment_texts, positions[numbers]) for numbers, segment_texts in cut
     ]

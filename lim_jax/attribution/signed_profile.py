@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from lim_jax._partial_runs import within_checkpoint
 from lim_jax.attribution.gradients import Tokens
 from lim_jax.attribution.mask_gradients import answer_mask_gradient, with_documents_at
 from lim_jax.attribution.orders import averages_of_lines
@@ -41,10 +42,13 @@ class SignedProfile(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """Return the density and the regional integrals, with errors, as plain numbers."""
-        pairs = {"density": self.density, "regional": self.regional}
+        estimates = {"density": self.density, "regional": self.regional}
         return {
-            name: {part: np.asarray(of).tolist() for part, of in pair._asdict().items()}
-            for name, pair in pairs.items()
+            name: {
+                "value": np.asarray(estimate.value).tolist(),
+                "error": np.asarray(estimate.error).tolist(),
+            }
+            for name, estimate in estimates.items()
         }
 
     def __str__(self) -> str:
@@ -73,7 +77,7 @@ def signed_profile(
         windows,
         ask=queries,
         loss=loss_kind(loss).loss,
-        checkpoint=checkpoint and checkpoint / "signed",
+        checkpoint=within_checkpoint(checkpoint, "signed"),
         progress=partial(bar, desc="signed profile", unit="context"),
     )
     densities = [row.size * row for row in rows]

@@ -127,23 +127,33 @@ def support_of_answer(
     """
     if context.contrast is not None:
         return None
-    effects = scores.total_effect
-    total_effect = None if effects is None else float(effects.sum())
     if together is not None:
-        assert scores.losses is not None  # of a method that reads sets
-        name = together.names[0]
-        of_copies = [
-            group.loss_without_all
-            for group in together.groups
-            if group.relation == "one suffices" and name in group.names
-        ]
-        return Support(
-            name,
-            log_odds=-float(scores.losses.sum()),
-            loss=float(together.losses[1]),
-            total_effect=total_effect,
-            loss_without_copies=max(of_copies, default=None),
-        )
+        return _support_of_sets(scores, together)
+    return _support_of_reading(model, context, scores, loss, run)
+
+
+def _support_of_sets(scores: Scores, together: Together) -> Support:
+    """Read support off the losses without sets of documents, of which one is the first alone."""
+    assert scores.losses is not None  # of a method that reads sets
+    name = together.names[0]
+    of_copies = [
+        group.loss_without_all
+        for group in together.groups
+        if group.relation == "one suffices" and name in group.names
+    ]
+    return Support(
+        name,
+        log_odds=-float(scores.losses.sum()),
+        loss=float(together.losses[1]),
+        total_effect=_total_effect(scores),
+        loss_without_copies=max(of_copies, default=None),
+    )
+
+
+def _support_of_reading(
+    model: CausalLM, context: Context, scores: Scores, loss: Loss, run: Run
+) -> Support:
+    """Read the text again without the document that scores most, and whole if that was not done."""
     by_part = scores.by_part.sum(axis=0)
     name, *_ = most_telling(scores.parts, by_part, scores.documents.tolist())
     masks = masks_without_sets(scores.parts, [name])
@@ -152,4 +162,9 @@ def support_of_answer(
     answer = [whole_answer(context)]
     losses = losses_without(model, context, answer, scores.parts, masks, loss, run)[:, 0]
     whole = float(losses[0] if scores.losses is None else scores.losses.sum())
-    return Support(name, -whole, float(losses[-1]) - whole, total_effect)
+    return Support(name, -whole, float(losses[-1]) - whole, _total_effect(scores))
+
+
+def _total_effect(scores: Scores) -> float | None:
+    """Return what all documents give the whole answer; None where the method does not say it."""
+    return None if scores.total_effect is None else float(scores.total_effect.sum())

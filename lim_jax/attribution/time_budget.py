@@ -1,6 +1,6 @@
 """How long measuring takes, and how many contexts can be explained in that time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
@@ -78,12 +78,7 @@ def choose_contexts(
     count = chosen
     if count is None:
         most = int(min(len(windows), max(2, SECONDS / (GRADIENTS * each))))
-        count = min(FIRST_LOOK, most)
-        if count < most:
-            pooled = measure(0, count)
-            while count + FIRST_LOOK <= most and _too_wide(pooled):
-                pooled = pooled.merge(measure(count, FIRST_LOOK))
-                count += FIRST_LOOK
+        count = _enough_contexts(measure, most)
     seconds = COMPILING + GRADIENTS * each * count
     heads = min(HEADS, sum(named[:count]))
     if heads:
@@ -92,6 +87,21 @@ def choose_contexts(
     return TimeBudget(
         count, seconds, _certificate_seconds(network_and_loss.network, length, count, each)
     )
+
+
+def _enough_contexts(measure: Callable[[int, int], Influence], most: int) -> int:
+    """Return how many contexts tell LIM well, looking at a few more each time, at most `most`.
+
+    ``measure(start, count)`` is the influence of so many contexts from a first one on.
+    """
+    if most <= FIRST_LOOK:
+        return most
+    count = FIRST_LOOK
+    pooled = measure(0, count)
+    while count + FIRST_LOOK <= most and _too_wide(pooled):
+        pooled = pooled.merge(measure(count, FIRST_LOOK))
+        count += FIRST_LOOK
+    return count
 
 
 def _influence(

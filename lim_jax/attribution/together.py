@@ -89,8 +89,10 @@ class Together(NamedTuple):
         """Return these groups as another share than `SHARE` tells them."""
         numbers = range(len(self.names))
         for size in range(len(self.names), 1, -1):
-            sets = itertools.combinations(numbers, size)
-            groups = [group for chosen in sets if (group := self._group(chosen, share))]
+            candidates = [
+                self._group(chosen, share) for chosen in itertools.combinations(numbers, size)
+            ]
+            groups = [group for group in candidates if group is not None]
             if groups:
                 return groups
         return []

@@ -119,7 +119,11 @@ def _text_losses_after(
     y: Targets,
     numbers: Int[Array, " length"],
 ) -> Float[Array, " answer"]:
-    """Do as `_text_losses` after what the text keeps of a prefix; its places have its number."""
+    """Compute the loss of each part of the answer on one text, whose prefix was read.
+
+    `prefixes` has what each text keeps of the prefix, and `numbers` the text's own number at each
+    of its places.
+    """
     assert isinstance(loss.loss, LossOfLogits)
     prefix = jax.tree.map(lambda leaf: leaf[numbers[0]], prefixes)
     grid = token_grid(len(ids), model.embedding.dtype)

@@ -169,7 +169,7 @@ def _require_values(name: str, argument: Argument, values: Sequence[str]) -> Non
 def _kinds(kind: Any) -> list[Any]:
     """Return the types that a value may have; of a tuple, those of each of its values."""
     if get_origin(kind) in (Union, UnionType):
-        return [part for of in get_args(kind) for part in _kinds(of)]
+        return [part for member in get_args(kind) for part in _kinds(member)]
     return _kinds(get_args(kind)[0]) if get_origin(kind) is tuple else [kind]
 
 

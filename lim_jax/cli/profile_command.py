@@ -215,7 +215,9 @@ def _announce(
 ) -> None:
     """Say what will be measured, and how long it is likely to take."""
     cost = GRADIENT if method is None else cost_of_contexts(contexts, method)
-    passes = cost.total + GRADIENT.total * signed  # a signed profile is another gradient
+    passes = cost.total
+    if signed:
+        passes += GRADIENT.total  # a signed profile is another gradient
     sign = ", and signed" if signed else ""
     page = f", with a page of the first {contexts_on_page}" if contexts_on_page else ""
     lengths = [context.length for context in contexts]
@@ -300,11 +302,8 @@ def write_profile_page(
     loss: LossName,
     title: str,
     folder: Path,
-    *,
-    answer: str = "",
-    findings: Sequence[str] = (),
 ) -> None:
-    """Write profile.html of the first contexts, under `findings` or else those of `profile`."""
+    """Write profile.html of the first contexts, under the findings of `profile`."""
     accounts = result.accounts
     shuffled = result.shuffled
     contexts = result.contexts[: len(accounts)]
@@ -318,8 +317,7 @@ def write_profile_page(
         accounts,
         texts,
         title=title,
-        answer=answer,
-        findings=findings or _findings(result),
+        findings=_findings(result),
         without_queries=result.without_queries,
         about={"model": model.name, "loss": loss_kind(loss).words},
         records=result.records,

@@ -47,12 +47,13 @@ from lim_jax.explanations.windows import (
 )
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.partition import MIDDLE, REGIONS, RIGHT, Regions, regional_averages
-from lim_jax.models.causal import CausalLM, LossOfLogits, as_loss_of_logits
+from lim_jax.models.causal import CausalLM, LossOfLogits, Targets, as_loss_of_logits
 from lim_jax.network.slots import State
 from lim_jax.probes import Estimate, sample_mean
 
 PerPosition = Float[Array, " length"]
 States = Float[Array, "examples length width"]
+Judge = Callable[[], tuple[Certificate, ...]]  # of a criterion, none where it does not apply
 AVERAGED = ("channel_energies", "relative_energies", "hop_energies", "head_energies")
 
 
@@ -238,22 +239,11 @@ def explain(
             parts.append((ids, asks, context_parts))
     averages = _average(_stack(measurements), regions, others)
     regional = averages["regional"]
-    judges: list[Callable[[], tuple[Certificate, ...]]] = []
+    judges: list[Judge] = []
     if same_length:
-        ids, targets, adjoints = _stack(parts)
-        shared = adjoints, regions, depth
-        judges += [
-            lambda: _judge_queries(model, windows, query_weights, adjoints, regions, loss),
-            lambda: (survival_of_recency(model, ids, *shared, norms_key, certificates),),
-        ]
-        if reads_by_softmax(model.flow):  # pairs of positions are no blocks of a state
-            judges.append(
-                lambda: (
-                    primacy_of_the_cone(
-                        model, (ids, targets), *shared, loss.terminal, certificates
-                    ),
-                )
-            )
+        judges += _judges_of_covectors(
+            model, windows, query_weights, regions, parts, depth, loss, norms_key, certificates
+        )
     judges += [
         lambda: (double_deficit(regional, bootstrap_bounds(regional, key=bootstrap_key)),),
         lambda: (exact_characterisation(regional),),
@@ -261,6 +251,44 @@ def explain(
     numbers = progress(list(range(len(judges))))
     judgements = tuple(certificate for number in numbers for certificate in judges[number]())
     return Explanation(depth, certificates=judgements, token_energies=tuple(energies), **averages)
+
+
+def _judges_of_covectors(
+    model: CausalLM,
+    windows: Windows,
+    query_weights: QueryWeights,
+    regions: Regions,
+    parts: Sequence[tuple[Int[Array, " length"], Targets, ContextParts]],
+    depth: int,
+    loss: LossOfLogits,
+    norms_key: Key[Array, ""],
+    scope: Judged,
+) -> list[Judge]:
+    """Return functions that judge the criteria for which the covectors of contexts are needed.
+
+    `parts` has the ids, the targets and the covectors of each context.
+    """
+    ids, targets, adjoints = _stack(parts)
+
+    def judge_queries() -> tuple[Certificate, ...]:
+        """Judge right-biased queries, where one law of them asks all contexts."""
+        return _judge_queries(model, windows, query_weights, adjoints, regions, loss)
+
+    def judge_recency() -> tuple[Certificate, ...]:
+        """Judge the survival of recency."""
+        return (survival_of_recency(model, ids, adjoints, regions, depth, norms_key, scope),)
+
+    def judge_primacy() -> tuple[Certificate, ...]:
+        """Judge the primacy of the cone channel."""
+        examples = ids, targets
+        return (
+            primacy_of_the_cone(model, examples, adjoints, regions, depth, loss.terminal, scope),
+        )
+
+    if reads_by_softmax(model.flow):
+        return [judge_queries, judge_recency, judge_primacy]
+    # Pairs of positions are blocks of softmax attention only.
+    return [judge_queries, judge_recency]
 
 
 _residual_energies = cached_jit(readout_residual_energies)

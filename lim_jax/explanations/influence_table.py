@@ -71,16 +71,15 @@ def _index_line(influence: Influence) -> str:
     errors = influence.index_errors()
     count = int(influence.count)
     needed = contexts_needed(influence)
-    enough = needed is not None and needed <= count
-    within = "10 %" if abs(float(indices.lim)) > 1 else "±0.1"
-    more = (
-        ""
-        if enough or needed is None
-        else f": two errors within {within} would take some {needed - count} more contexts"
-    )
-    error = "" if needed is None else f" ± {float(errors.lim):.3f}"
-    if error and bool(influence.alike):
-        error += ", of contexts that all have one profile"
+    error = ""
+    more = ""
+    if needed is not None:
+        error = f" ± {float(errors.lim):.3f}"
+        if bool(influence.alike):
+            error += ", of contexts that all have one profile"
+        if needed > count:
+            within = "10 %" if abs(float(indices.lim)) > 1 else "±0.1"
+            more = f": two errors within {within} would take some {needed - count} more contexts"
     return (
         f"LIM {float(indices.lim):+.3f}{error}, "
         f"symmetric contrast {float(indices.symmetric_contrast):+.3f}{more}"

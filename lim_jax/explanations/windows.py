@@ -25,13 +25,24 @@ def require_windows(model: Any, windows: Any, regions: Any) -> None:
     length = regions.grid.size
     if isinstance(windows, Sequence):
         others = [at for at, row in enumerate(windows) if not _is_row_of_ids(row)]
-        fits = len(windows) > 0 and not others
-        got = f"{described(windows[others[0]])} at index {others[0]}" if others else "none"
+        _require_ids(
+            len(windows) > 0 and not others,
+            f"{described(windows[others[0]])} at index {others[0]}" if others else "none",
+            length,
+        )
     else:
-        fits = _are_ids(windows) and windows.shape[1:] == (length + 1,) and len(windows) > 0
-        got = described(windows)
+        _require_ids(
+            _are_ids(windows) and windows.shape[1:] == (length + 1,) and len(windows) > 0,
+            described(windows),
+            length,
+        )
+    _require_positions_of_all(windows, regions)
+
+
+def _require_ids(holds: bool, got: str, length: int) -> None:
+    """Raise ValueError unless windows hold ids, as the caller found, for regions of a length."""
     require(
-        fits,
+        holds,
         "windows",
         got=got,
         expected=(
@@ -43,7 +54,6 @@ def require_windows(model: Any, windows: Any, regions: Any) -> None:
             "after it."
         ),
     )
-    _require_positions_of_all(windows, regions)
 
 
 def _are_ids(ids: Any) -> bool:

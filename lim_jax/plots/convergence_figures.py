@@ -155,8 +155,8 @@ def _draw_slope(axes: Axes, order: float, rows: Sequence[Row]) -> None:
     bottom = top * (start / stop) ** order
     axes.plot((start, stop, start, start), (top, bottom, bottom, top), color=GREY, linewidth=0.8)
     measured = [f"{value:.2f}" for value in sorted(row.study.order.value for row in rows)]
-    claims = {row.study.claimed is not None for row in rows}
-    word = " or ".join(("expected", "claimed")[claim] for claim in sorted(claims, reverse=True))
+    kinds = {"expected" if row.study.claimed is None else "claimed" for row in rows}
+    word = " or ".join(sorted(kinds))
     spelt = " to ".join(dict.fromkeys((measured[0], measured[-1])))
     axes.annotate(
         f"{word} {order:.3g}, measured {spelt}",

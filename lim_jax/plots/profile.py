@@ -169,9 +169,8 @@ def draw_densities(axes: Axes, results: Mapping[str, Influence]) -> None:
     figure_style.require_drawable(np.concatenate(list(density.values())), "results")
     log = spans_decades(*density.values())
     for index, (name, result) in enumerate(results.items()):
-        positions, error = (
-            np.asarray(of)[has_weight[name]] for of in (result.grid.nodes, result.density_error)
-        )
+        positions = np.asarray(result.grid.nodes)[has_weight[name]]
+        error = np.asarray(result.density_error)[has_weight[name]]
         figure_style.draw_with_errors(
             axes, positions, density[name], error, name, figure_style.line_style(index), log=log
         )

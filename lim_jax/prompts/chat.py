@@ -189,8 +189,9 @@ def _choose_layout(
         for piece_texts in both
     ]
     reduced_chats = dict(_without_calls(chats[-2]))
-    outcomes = render_chats(template, [*chats, *reduced_chats.values()])
-    outcomes, reduced_outcomes = outcomes[: len(chats)], outcomes[len(chats) :]
+    rendered = render_chats(template, [*chats, *reduced_chats.values()])
+    outcomes = rendered[: len(chats)]
+    reduced_outcomes = rendered[len(chats) :]
     # With documents, the first layout is the template's own place for them: is there one?
     numbers = [document["text"].numbers[0] for document in layouts[0].chat.get("documents", ())]
     beside = bool(numbers) and all(marked[0][n] in outcomes[1].get("text", "") for n in numbers)

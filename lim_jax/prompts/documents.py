@@ -94,15 +94,20 @@ def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
         in_one_line(document.name or document.title or f"document {number}")
         for number, document in enumerate(documents, 1)
     ]
-    while shared := {
-        name for name, count in Counter(names).items() if count > 1 or is_reserved(name)
-    }:
+    shared = _shared_names(names)
+    while shared:
         names = [
             f"{name} (document {number})" if name in shared else name
             for number, name in enumerate(names, 1)
         ]
+        shared = _shared_names(names)
     pairs = zip(documents, names, strict=True)
     return tuple(document._replace(name=name) for document, name in pairs)
+
+
+def _shared_names(names: Sequence[str]) -> set[str]:
+    """Return the names that several documents have, or that are of a part that is no document."""
+    return {name for name, count in Counter(names).items() if count > 1 or is_reserved(name)}
 
 
 def title_size(name: str, text: str) -> int:

@@ -1,7 +1,8 @@
 """What a model answers where no answer is given: then it is its own that is explained."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -10,11 +11,11 @@ from jaxtyping import Int
 from lim_jax._argument_error import Refusal
 from lim_jax._checks import AnyPath, as_int, described, require, require_kind
 from lim_jax._digest import digest
-from lim_jax._partial_runs import each_once
+from lim_jax._partial_runs import Run, each_once
 from lim_jax.models import LanguageModel, answer
-from lim_jax.models.ids import fitted_padding
+from lim_jax.models.ids import Padding, fitted_padding
 from lim_jax.models.loss_kinds import LossName, loss_kind
-from lim_jax.models.shared_prefix import Reading, prefix_reader
+from lim_jax.models.shared_prefix import PrefixOf, Reading, prefix_reader
 from lim_jax.prompts.chat import turn_ends
 from lim_jax.prompts.contexts import Context, PromptOnly
 
@@ -88,61 +89,87 @@ def generate_answers(
             cure="Make them by tokenize_prompt.",
         )
     in_chats = any(isinstance(prompt, PromptOnly) and prompt.prompt.marked for prompt in prompts)
-    ends_in_chat = answer_ends(model, in_chats)
+    answering = _Answering(model, loss, tokens, answer_ends(model, in_chats))
     loss_kind(loss)  # an unknown name is refused before the first answer
     unanswered = {
         f"{number}": prompt
         for number, prompt in enumerate(prompts)
         if isinstance(prompt, PromptOnly)
     }
-    padding = fitted_padding(prompt.length + tokens - 1 for prompt in unanswered.values())
-    prefix_of = prefix_reader(
-        model.network, [_reading(prompt, tokens) for prompt in unanswered.values()]
+    answers = each_once(
+        answering.answers_by_name(unanswered),
+        checkpoint,
+        {} if checkpoint is None else answering.run(unanswered.values()),
+        progress,
     )
+    return [
+        answering.context(prompt, answers[f"{number}"])
+        if isinstance(prompt, PromptOnly)
+        else prompt
+        for number, prompt in enumerate(prompts)
+    ]
 
-    def ends_of(prompt: PromptOnly) -> tuple[int, ...]:
+
+class _Answering(NamedTuple):
+    """How prompts are answered: by which model, for which loss, in at most so many tokens.
+
+    `ends_in_chat` are the ids that end an answer to a chat.
+    """
+
+    model: LanguageModel
+    loss: LossName
+    tokens: int
+    ends_in_chat: tuple[int, ...]
+
+    def ends_of(self, prompt: PromptOnly) -> tuple[int, ...]:
         """Return the ids that end the answer to a prompt."""
-        return ends_in_chat if prompt.prompt.marked else model.end_ids
+        return self.ends_in_chat if prompt.prompt.marked else self.model.end_ids
 
-    def answered(prompt: PromptOnly, answer_ids: list[int]) -> Context:
+    def context(self, prompt: PromptOnly, answer_ids: list[int]) -> Context:
         """Return the context of a prompt and its answer."""
-        ids, cut = without_ends(answer_ids, ends_of(prompt))
-        return prompt.with_answer(ids, model.tokenizer, loss)._replace(cut=cut)
+        ids, cut = without_ends(answer_ids, self.ends_of(prompt))
+        return prompt.with_answer(ids, self.model.tokenizer, self.loss)._replace(cut=cut)
 
-    def give_answer(number: int, name: str, prompt: PromptOnly) -> list[int]:
+    def answer_ids(
+        self, prompt: PromptOnly, name: str, padding: Padding, read_prefix: PrefixOf
+    ) -> list[int]:
         """Let the model answer a prompt: the ids of the answer, with the one that ends it."""
         answer_ids = answer(
-            model.network,
+            self.model.network,
             jax.device_put(prompt.encoded.ids),
-            tokens,
-            ends_of(prompt),
+            self.tokens,
+            self.ends_of(prompt),
             padding=padding,
-            prefix=prefix_of(number),
+            prefix=read_prefix(),
         )
         ids = np.asarray(answer_ids).tolist()
         try:
-            answered(prompt, ids)  # an empty answer is refused before the next prompt
+            self.context(prompt, ids)  # an empty answer is refused before the next prompt
         except Refusal as error:
             raise Refusal(f"context {prompt.id or name}: {error}") from error
         return ids
 
-    run = {}
-    if checkpoint is not None:
-        asked = [(prompt.encoded.ids, ends_of(prompt)) for prompt in unanswered.values()]
-        run = {"function": "generate_answers", "prompts": digest((model.network, asked, tokens))}
-    answers = each_once(
-        {
-            name: partial(give_answer, number, name, prompt)
-            for number, (name, prompt) in enumerate(unanswered.items())
-        },
-        checkpoint,
-        run,
-        progress,
-    )
-    return [
-        answered(prompt, answers[f"{number}"]) if isinstance(prompt, PromptOnly) else prompt
-        for number, prompt in enumerate(prompts)
-    ]
+    def answers_by_name(
+        self, unanswered: Mapping[str, PromptOnly]
+    ) -> dict[str, Callable[[], list[int]]]:
+        """Return functions that let the model answer each prompt, under the prompts' names."""
+        prompts = unanswered.values()
+        padding = fitted_padding(prompt.length + self.tokens - 1 for prompt in prompts)
+        prefix_of = prefix_reader(
+            self.model.network, [_reading(prompt, self.tokens) for prompt in prompts]
+        )
+        return {
+            name: partial(self.answer_ids, prompt, name, padding, partial(prefix_of, place))
+            for place, (name, prompt) in enumerate(unanswered.items())
+        }
+
+    def run(self, unanswered: Iterable[PromptOnly]) -> Run:
+        """Return what tells these answers from those of another run."""
+        asked = [(prompt.encoded.ids, self.ends_of(prompt)) for prompt in unanswered]
+        return {
+            "function": "generate_answers",
+            "prompts": digest((self.model.network, asked, self.tokens)),
+        }
 
 
 def answer_ends(model: LanguageModel, in_chat: bool) -> tuple[int, ...]:

@@ -135,25 +135,28 @@ def _ends(text: str, start: int, end: int, code: bool) -> Iterator[int]:
 def _goes_on(before: str, stop: str, after: str) -> bool:
     """Tell whether a sentence goes on after a stop, by the text before it and after it."""
     first = next(filter(str.isalnum, after), "")
+    if first.islower():
+        return True
     words = before.split()
-    if first.islower() or stop != "." or not words:
-        return first.islower()
+    if stop != "." or not words:
+        return False
     word = words[-1].lstrip("\"'“„‘‚«»‹›([{")
-    begins = re.match(r"\W*(\w+)", after)
     marks_line = len(words) == 1 and re.fullmatch(r"\d{1,3}|[a-zA-Z]", word) is not None
     if marks_line or word in BEFORE_NAMES or word.lower() in NEVER_LAST:
         return True
     if word.lower() in BEFORE_NUMBERS and first.isdigit():
         return True
+    begins = re.match(r"\W*(\w+)", after)
     if begins is None:
         return False
     if ORDINAL.fullmatch(word) and _is_ordinal(words[:-1], begins[1]):
         return True
     if len(word) == 1 and word.islower():
-        spaced = re.fullmatch(r"\W*[^\W\d_]\.", words[-2]) if len(words) > 1 else None
-        return (spaced or SPACED_INITIALS.match(after)) is not None
-    initials = word[:1].isupper() and INITIALS.fullmatch(word) is not None
-    return initials and begins[1] not in BEGINNERS
+        if SPACED_INITIALS.match(after):
+            return True
+        return len(words) > 1 and re.fullmatch(r"\W*[^\W\d_]\.", words[-2]) is not None
+    is_initial = word[:1].isupper() and INITIALS.fullmatch(word) is not None
+    return is_initial and begins[1] not in BEGINNERS
 
 
 def _is_ordinal(before: list[str], following: str) -> bool:

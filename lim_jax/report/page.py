@@ -135,7 +135,7 @@ def influence_page(
         blocks_of(account, context_texts, named, shade)
         for account, context_texts, named in zip(accounts, texts, parts, strict=True)
     ]
-    charts = {f"profile-{n}": profile_chart(of) for n, of in enumerate(profiles.values())}
+    charts = {f"profile-{n}": profile_chart(profile) for n, profile in enumerate(profiles.values())}
     maps, legends = _maps(accounts)
     page = template("page").render(
         title=title,
@@ -150,7 +150,9 @@ def influence_page(
         rest=IN_NO_PART,
         several=int(influence.count) > 1,
         ways=_ways(accounts),
-        profiles=[(name, verdict(of), index_words(of)) for name, of in profiles.items()],
+        profiles=[
+            (name, verdict(profile), index_words(profile)) for name, profile in profiles.items()
+        ],
         legends={"tokens": _legend(shade)} | legends,
         contexts=contexts,
         channels=CHANNELS,

@@ -80,7 +80,7 @@ def verdict(influence: Influence) -> str:
 
 def certificate_words(certificate: Certificate) -> dict[str, Any]:
     """Return a certificate's verdict, why it is so, and what was measured apart, in words."""
-    kind = "vacuous" if certificate.vacuous else "held" if certificate.holds else "failed"
+    kind = _kind(certificate)
     premises = [
         (premise.statement, digits(premise.value), premise.holds)
         for premise in certificate.premises
@@ -100,3 +100,10 @@ def certificate_words(certificate: Certificate) -> dict[str, Any]:
         "concluded": certificate.concluded,
         "lines": premises + inequalities,
     }
+
+
+def _kind(certificate: Certificate) -> str:
+    """Return the key of `SAYING` for a certificate's verdict."""
+    if certificate.vacuous:
+        return "vacuous"
+    return "held" if certificate.holds else "failed"

@@ -106,10 +106,10 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
         cure="Measure both with the same regions.",
     )
     energies = first.example_energies, second.example_energies
-    counts = [0 if each is None else len(each) for each in energies]
+    counts = [0 if examples is None else len(examples) for examples in energies]
     if pairs is None:
-        same_count = counts[0] == counts[1]
-        pairs = np.stack([np.arange(counts[0] * same_count)] * 2, axis=1)
+        paired = counts[0] if counts[0] == counts[1] else 0
+        pairs = np.stack([np.arange(paired)] * 2, axis=1)
     pairs = _known_pairs(pairs, *counts)
     (density, total, indices), errors = _differences(first, second, pairs if len(pairs) else None)
     density_error, total_error, index_errors = errors
@@ -152,12 +152,17 @@ def paired_names(first: Sequence[str], second: Sequence[str]) -> Pairs:
 def _differences(first: Influence, second: Influence, pairs: Any) -> tuple[Results, Results]:
     """Subtract the first influence's results from the second's, with their standard errors."""
     if pairs is None:
-        both = [(of.density_error, of.total_error, of.index_errors()) for of in (first, second)]
+        both = [
+            (influence.density_error, influence.total_error, influence.index_errors())
+            for influence in (first, second)
+        ]
         errors = jax.tree.map(jnp.hypot, *both)
     else:
         error = _error(first._deviations(), second._deviations(), pairs)
         errors = error[:-7], error[-7], Indices(*error[-6:])  # of density, total and indices
-    results = [(of.density, of.total, of.indices()) for of in (second, first)]
+    results = [
+        (influence.density, influence.total, influence.indices()) for influence in (second, first)
+    ]
     return jax.tree.map(jnp.subtract, *results), errors
 
 
@@ -165,11 +170,20 @@ def _error(
     first: Float[Array, "examples *shape"], second: Float[Array, "others *shape"], pairs: Any
 ) -> Float[Array, "*shape"]:
     """Compute the standard error of a difference of means from the deviations from each mean."""
-    a, b = (jnp.asarray(of) / max(len(of) * (len(of) - 1), 1) ** 0.5 for of in (first, second))
+    a = _over_root_of_pairs(first)
+    b = _over_root_of_pairs(second)
     paired = b[pairs[:, 1]] - a[pairs[:, 0]]
     alone = a.at[pairs[:, 0]].set(0), b.at[pairs[:, 1]].set(0)
     error = jnp.sqrt(sum(jnp.sum(part**2, axis=0) for part in (paired, *alone)))
     return error if min(len(a), len(b)) > 1 else jnp.full_like(error, jnp.inf)
+
+
+def _over_root_of_pairs(
+    deviations: Float[Array, "examples *shape"],
+) -> Float[Array, "examples *shape"]:
+    """Divide the deviations of n examples by the root of n (n - 1); that of one example by one."""
+    count = len(deviations)
+    return jnp.asarray(deviations) / max(count * (count - 1), 1) ** 0.5
 
 
 def _known_pairs(pairs: Any, first: int, second: int) -> Pairs:

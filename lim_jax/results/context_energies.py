@@ -109,7 +109,8 @@ def compare_contexts(first: MeasuredContexts, second: MeasuredContexts) -> Compa
         cure="Measure both with one delta.",
     )
     pairs = paired_names(first.names, second.names)
-    ours, theirs = (energies_before_queries(of.energies, of.asked) for of in (first, second))
+    ours = energies_before_queries(first.energies, first.asked)
+    theirs = energies_before_queries(second.energies, second.asked)
     without_queries = None
     if ours is not None and theirs is not None:
         without_queries = _compared_influences(ours, theirs, first.delta, pairs)

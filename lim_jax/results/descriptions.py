@@ -186,7 +186,10 @@ def _certificates(certificates: Sequence[Certificate]) -> Description:
                 "certificate_of_inequality": _texts(names),
                 "role": _texts(roles),
                 "inequality_holds": [inequality.holds for inequality in sides],
-                **{name: [float(getattr(of, name)) for of in sides] for name in numbers},
+                **{
+                    name: [float(getattr(inequality, name)) for inequality in sides]
+                    for name in numbers
+                },
             },
         )
         | _along(

@@ -79,7 +79,9 @@ def to_xarray(
     arrays = {
         name: _label_array(name, *variable) for name, variable in description.variables.items()
     }
-    dims = {axis: n for names, array, _ in arrays.values() for axis, n in zip(names, array.shape)}  # noqa: B905
+    dims: dict[str, int] = {}
+    for axis_names, array, _ in arrays.values():
+        dims.update(zip(axis_names, array.shape, strict=True))
     labels = {axis: (axis, np.asarray(values)) for axis, values in description.labels.items()}
     result_grid = description.grid
     if grid is not None:
@@ -175,10 +177,14 @@ def _positions(
         "grid": size if grid is None else grid.size,
         "tokens": size if tokens is None else len(tokens),
     }
-    expected = f"{size}, one for each position" if size else "none: there are no positions"
-    cure = "Pass those of the context that was measured."
     for name, length in lengths.items():
-        require(length == size, name, got=f"{length} of them", expected=expected, cure=cure)
+        require(
+            length == size,
+            name,
+            got=f"{length} of them",
+            expected=f"{size}, one for each position" if size else "none: there are no positions",
+            cure="Pass those of the context that was measured.",
+        )
     if size is None:
         return {}
     columns = {"token": np.arange(size)}

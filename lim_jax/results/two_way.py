@@ -120,7 +120,8 @@ def _estimate(value: Any, error: Any) -> Estimate:
 
 def two_way_in_words(result: TwoWayShares, names: Sequence[str]) -> str:
     """Say which document holds most, which place, and whether the middle is lost."""
-    document, place = (int(np.argmax(of.value)) for of in (result.by_document, result.by_place))
+    document = int(np.argmax(result.by_document.value))
+    place = int(np.argmax(result.by_place.value))
     least = int(np.argmin(result.by_place.value))
     lines = [
         f"Wherever it stands, “{names[document]}” holds most: "
