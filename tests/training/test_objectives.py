@@ -439,7 +439,7 @@ def test_algorithm_3s_objective_by_hand():
 
     (value, traces), slope = jax.tree.map(np.asarray, objective(jnp.array(3.0)))
     np.testing.assert_allclose(traces, 4.5 * seen**2, rtol=1e-12)
-    penalty = weights @ (traces - weights @ traces) ** 2
+    penalty = weights @ (traces - weights @ traces / weights.sum()) ** 2
     np.testing.assert_allclose(value, 3 * 2.5 + 0.15 * penalty, rtol=1e-12)
     np.testing.assert_allclose(slope, 2.5 + 0.15 * 4 * penalty / 3, rtol=1e-12)
 
