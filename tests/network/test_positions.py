@@ -272,6 +272,19 @@ def test_alibi_tells_neighbours_apart_in_products_of_half_precision(dtype):
             )
 
 
+def test_alibis_features_of_half_precision_sum_to_positions_of_seventeen_bits():
+    """Two numbers of bfloat16 have sixteen: a third is needed from 65,537 tokens on."""
+    positions = Alibi((0.5,), tokens=100_001)
+    grid = lim.token_grid(7, jnp.float32)
+    rope = positions.rope(grid)
+    with jax.default_matmul_precision("bfloat16"):
+        key = positions.encode_keys(jnp.zeros((1, 7, 2), jnp.float32), rope.astype(jnp.float32))
+    features = np.asarray(key[0, :, 2:])
+    np.testing.assert_array_equal(features, features.astype(jnp.bfloat16).astype(np.float32))
+    exact = np.float32(100_001 * np.arange(1, 8) / 7 - 1)
+    np.testing.assert_allclose(features.sum(axis=1, dtype=float), exact, rtol=2**-23)
+
+
 def test_alibi_has_one_feature_where_numbers_are_exact():
     positions = Alibi((0.5, 0.25))
     rope = positions.rope(lim.token_grid(5))
