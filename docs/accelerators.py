@@ -17,6 +17,8 @@ PAGE = HERE / "accelerators.md"
 FILE = HERE / "accelerators" / "jobs.csv"
 BESIDE_FILE = HERE / "accelerators" / "same_device-cpu.csv"
 DEVICE = "NVIDIA H200"
+EPYC = "AMD EPYC"
+XEON = "Intel(R) Xeon(R) Processor"
 SIDES = ("lim_jax", "torch", "torch.compile")
 PRECISIONS = ("float32", "bfloat16 products", "bfloat16")
 NAMES = {
@@ -41,7 +43,7 @@ COLUMNS = {
 
 
 BESIDE_COLUMNS = {
-    "size": "size", "tokens": "tokens", "job": "job", "side": "side", "precision": "precision",
+    "device": "device", "size": "size", "tokens": "tokens", "job": "job", "side": "side", "precision": "precision",
     "difference": "difference", "first call": "first call, s", "seconds": "a call, s",
     "least": "least", "most": "most", "CPU seconds": "a call, s of the processor",
     "repeats": "repeats", "MiB": "MiB",
@@ -81,22 +83,27 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def beside_table() -> str:
+def beside_table(device: str) -> str:
     """Return what a call of each side takes of a processor's seconds, a job in each row."""
-    by_side = {(row["size"], row["job"], row["side"]): row for row in rows_of("same_device-cpu")}
+    by_side = {
+        (row["size"], row["tokens"], row["job"], row["side"]): row
+        for row in rows_of("same_device-cpu")
+        if row["device"] == device
+    }
     lines = [
         "| size | job | a call, ms: `lim_jax` | PyTorch | `torch.compile` "
         "| PyTorch's fastest over ours | MiB: `lim_jax` | PyTorch "
         "| first call, s: `lim_jax` | `torch.compile` |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for size, job in dict.fromkeys((size, job) for size, job, _ in by_side):
-        sides = [by_side.get((size, job, side)) for side in SIDES]
+    for size, tokens, job in dict.fromkeys(key[:3] for key in by_side):
+        sides = [by_side.get((size, tokens, job, side)) for side in SIDES]
         calls = [_two_digits(1000 * side["CPU seconds"]) if side else "" for side in sides]
         ours, *peers = (side["CPU seconds"] for side in sides if side)
         memory = [_two_digits(side["MiB"]) for side in sides[:2] if side]
         first = [_two_digits(side["first call"]) if side else "" for side in sides[::2]]
-        cells = [_label(size), NAMES[job], *calls, f"{min(peers) / ours:.2f}", *memory, *first]
+        label = _label(size) if size != "1b" else f"1b, {tokens:,} tokens"
+        cells = [label, NAMES[job], *calls, f"{min(peers) / ours:.2f}", *memory, *first]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -136,7 +143,12 @@ def _separated(rows: list[dict[str, Any]], columns: dict[str, str]) -> str:
 def written() -> str:
     """Return the page with the tables in their places."""
     text = PAGE.read_text(encoding="utf-8")
-    for mark, lines in (("jobs", table()), ("same device", beside_table())):
+    tables = {
+        "jobs": table(),
+        "same device": beside_table(EPYC),
+        "same device, Xeon": beside_table(XEON),
+    }
+    for mark, lines in tables.items():
         head, tail = text.split(f"<!-- {mark} -->")[0], text.split(f"<!-- end of {mark} -->")[1]
         text = f"{head}<!-- {mark} -->\n\n{lines}\n\n<!-- end of {mark} -->{tail}"
     return text
