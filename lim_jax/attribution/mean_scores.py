@@ -168,7 +168,7 @@ def scores_finding(result: ScoresOfContexts) -> str:
 
 
 def _sum_of_documents(scores: Scores) -> float | None:
-    """Sum the scores of documents, each token once; None where spans overlap and tokens have none."""
+    """Sum the scores of documents, each token once; None of spans that overlap without them."""
     positions = [scores.parts[column].positions for column in scores.documents]
     union = np.unique(np.concatenate([*positions, np.zeros(0, int)]))
     if union.size == sum(map(len, positions)):

@@ -202,9 +202,10 @@ def test_rows_of_contexts_say_how_their_influence_lies_in_regions(tmp_path):
     write_contexts(measured, influence, shares, range(0, 4, 2), tmp_path)
     first, second = rows_of(tmp_path / "contexts.csv")
     assert (first["context"], first["tokens"], first["asked"]) == ("0", "5", "4")
-    numbers = [float(first[name]) for name in ("total", "left", "middle", "right")]
+    names = "total", "share_left", "share_middle", "share_right"
+    numbers = [float(first[name]) for name in names]
     np.testing.assert_allclose(numbers, [2.0, 0.1, 0.5, 0.4])
-    assert [float(second[name]) for name in ("total", "left", "middle", "right")] == [0] * 4
+    assert [float(second[name]) for name in names] == [0] * 4
     assert second["context"] == "2", "numbered by the first of its two orders"
     records = rows_of(tmp_path / "records_by_context.csv")
     assert [(row["context"], row["name"]) for row in records] == [

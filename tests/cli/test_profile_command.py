@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from reference.json_entries import require_entries
 from reference.networks import byte_network
 from reference.publishers import CONFIGS, logits, spelt, write_with_letters
 from scipy.special import logsumexp
@@ -312,6 +313,8 @@ def test_signed_regions_are_kept_and_printed(profiled, signed_cells):
     ends = [[0, *np.cumsum(cells)] for cells in signed_cells]
     sums = np.array([np.diff(np.interp([0, 2.7, 6.3, 9], np.arange(10), end)) for end in ends]) / 9
     document = json.loads((profiled.out / "profile.json").read_text(encoding="utf-8"))
+    absent = "influence_without_queries", "method", "loss", "given"
+    require_entries(document, "profile.json", "profile.json, records", absent=absent)
     regional = document["signed"]["regional"]
     np.testing.assert_allclose(regional["value"], sums.mean(axis=0), atol=1e-5)
     np.testing.assert_allclose(regional["error"], sums.std(axis=0, ddof=1) / 2, atol=1e-5)
