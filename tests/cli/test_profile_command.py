@@ -232,7 +232,7 @@ def test_a_contexts_row_has_its_total_and_the_shares_of_its_regions(profiled):
         length = len(square)
         assert (int(row["tokens"]), int(row["asked"])) == (length, length - 2)
         assert float(row["total"]) == pytest.approx(length * square.sum(), rel=1e-3)
-        shares = [float(row[region]) for region in REGIONS]
+        shares = [float(row[f"share_{region}"]) for region in REGIONS]
         assert sum(shares) == pytest.approx(1, rel=1e-4)
         if length == 9:  # that of most, and so the common grid's
             edges = 0.3 * length, 0.7 * length
