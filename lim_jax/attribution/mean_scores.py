@@ -21,9 +21,32 @@ from lim_jax.prompts.contexts import Context
 
 
 class MeanScore(NamedTuple):
-    """A part's mean score by a method, over the contexts that have it; else as `parts.MeanShare`.
+    """A part's score by a method, averaged over the contexts that have the part.
 
-    `of_documents` is its mean share of the sizes of all documents' scores, None of other parts.
+    Attributes
+    ----------
+    name, kind
+        The part, as `parts.iterate_parts` names it.
+    score
+        Its mean score, in units of the loss where the method is signed, and positive where the part
+        speaks for what is asked; of other methods a share, from 0 to 1.
+    error
+        The standard error of `score` over contexts, in its unit; infinite where one context has the
+        part.
+    of_documents
+        Of a document or span `score` over the sum of all such parts' sizes of `score`, from -1 to
+        1: the sizes add up to one. None of other parts.
+    tokens
+        How many tokens it has in a context, on average.
+    of_tokens
+        Their share of a context's tokens, from 0 to 1, on average.
+    contexts
+        How many contexts have it.
+    texts
+        How many different texts it has in them, told apart by letters and digits.
+    most
+        The tokens that speak most for what is asked, over all contexts, each with its part of what
+        all such tokens of the part say in per cent, as a text; empty where no token has a score.
     """
 
     name: str
@@ -100,30 +123,23 @@ def mean_scores_of_parts(
         np.zeros(context.length) if scores.tokens is None else np.maximum(scores.tokens, 0)
         for context, scores in zip(contexts, all_scores, strict=True)
     ]
-    sizes = [
-        sum(abs(score) for part, score in scores_of_context.items() if is_document(*part)) or 1
-        for scores_of_context in by_name
-    ]
-    records = []
-    for part, mean in zip(parts, mean_shares(parts, contexts, speaking_for), strict=True):
-        of_documents = None
-        if is_document(part.name, part.kind):
-            of_documents = float(np.nanmean(part.scores / sizes))
-        records.append(
-            MeanScore(
-                mean.name,
-                mean.kind,
-                score=mean.share,
-                error=mean.error,
-                of_documents=of_documents,
-                tokens=mean.tokens,
-                of_tokens=mean.of_tokens,
-                contexts=mean.contexts,
-                texts=mean.texts,
-                most=mean.most,
-            )
+    means = mean_shares(parts, contexts, speaking_for)
+    size = sum(abs(mean.share) for mean in means if is_document(mean.name, mean.kind)) or 1
+    return [
+        MeanScore(
+            mean.name,
+            mean.kind,
+            score=mean.share,
+            error=mean.error,
+            of_documents=mean.share / size if is_document(mean.name, mean.kind) else None,
+            tokens=mean.tokens,
+            of_tokens=mean.of_tokens,
+            contexts=mean.contexts,
+            texts=mean.texts,
+            most=mean.most,
         )
-    return records
+        for mean in means
+    ]
 
 
 def scores_finding(result: ScoresOfContexts) -> str:
@@ -139,13 +155,25 @@ def scores_finding(result: ScoresOfContexts) -> str:
         finding += f" “{least.name}” has the least, {_with_error(least)}."
     if result.total_effects is None:
         return finding
-    sums = np.array([scores.by_part[:, scores.documents].sum() for scores in result.scores])
+    finding += f" All documents together give {result.total_effects.mean():+.3f} on average;"
+    sums = [_sum_of_documents(scores) for scores in result.scores]
+    if None in sums:
+        return f"{finding} spans overlap, so that their scores do not add up to it."
+    sums = np.array(sums, float)
     most = abs(result.total_effects - sums).max()
     return (
-        f"{finding} All documents together give {result.total_effects.mean():+.3f} on average; "
-        f"their scores add up to {sums.mean():+.3f}, and differ from it by at most {most:.3f} in "
-        "a context."
+        f"{finding} their scores add up to {sums.mean():+.3f}, and differ from it by at most "
+        f"{most:.3f} in a context."
     )
+
+
+def _sum_of_documents(scores: Scores) -> float | None:
+    """Sum the scores of documents, each token once; None of spans that overlap without them."""
+    positions = [scores.parts[column].positions for column in scores.documents]
+    union = np.unique(np.concatenate([*positions, np.zeros(0, int)]))
+    if union.size == sum(map(len, positions)):
+        return float(scores.by_part[:, scores.documents].sum())
+    return None if scores.tokens is None else float(scores.tokens[union].sum())
 
 
 def _with_error(part: MeanScore) -> str:

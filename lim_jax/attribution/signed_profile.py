@@ -19,6 +19,7 @@ from lim_jax.attribution.orders import averages_of_lines
 from lim_jax.attribution.parts import windows_and_ask
 from lim_jax.attribution.profile_run import Bar, no_bar
 from lim_jax.density.adjoints import LossOfIds
+from lim_jax.density.common_grid import common_regions
 from lim_jax.explanations.influence_table import regional_lines
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.interpolation import carrying_shares
@@ -29,7 +30,6 @@ from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.probes import Estimate, sample_mean
 from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.document_orders import ShuffledContexts
-from lim_jax.results.context_energies import common_regions
 
 
 class SignedProfile(NamedTuple):

@@ -11,13 +11,18 @@ from lim_jax import models
 from lim_jax.adjoint.sites import reads_by_softmax
 from lim_jax.attribution.operations import layer_weights, pass_operations, product_rate
 from lim_jax.density.adjoints import Loss
+from lim_jax.density.common_grid import energies_of_tokens, influence_of_contexts
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.influence_table import contexts_needed
-from lim_jax.explanations.windows import QueryWeights, Windows, regions_without_queries
+from lim_jax.explanations.windows import (
+    QueryWeights,
+    Windows,
+    regions_of_unasked,
+    unasked_tokens,
+)
 from lim_jax.grid.partition import Regions
 from lim_jax.models import CausalLM
 from lim_jax.models.ids import fitted_padding, padded_size
-from lim_jax.results.context_energies import influence_of_contexts
 
 FIRST_LOOK = 16  # contexts of a first look, and of every further one
 # Measured with SmolLM2 on 200 tokens: an explanation takes the time of 3.5 gradients, and 15 s to
@@ -107,14 +112,20 @@ def _enough_contexts(measure: Callable[[int, int], Influence], most: int) -> int
 def _influence(
     network_and_loss: NetworkAndLoss, windows: Windows, chosen: slice, regions: Regions
 ) -> Influence:
-    """Measure the influence of some contexts, without the queries unless these fill a region."""
+    """Measure the influence of some contexts, without the queries unless one has nothing else.
+
+    The regions are those of all contexts, so that influences of some can be merged.
+    """
     rows = list(map(np.asarray, windows[chosen]))
     weights = list(map(np.asarray, network_and_loss.weights[chosen]))
     energies = models.energies_of_ids(
         network_and_loss.network, rows, ask=weights, loss=network_and_loss.loss
     )
-    measured_regions = regions_without_queries(network_and_loss.weights, regions) or regions
-    return influence_of_contexts(energies, measured_regions)
+    unasked = unasked_tokens(len(windows), network_and_loss.weights, regions)
+    rest_regions = regions_of_unasked(unasked, regions)
+    if rest_regions is None:
+        return influence_of_contexts(energies, regions)
+    return influence_of_contexts(energies_of_tokens(energies, unasked[chosen]), rest_regions)
 
 
 def _too_wide(influence: Influence) -> bool:

@@ -38,6 +38,7 @@ from lim_jax.cli.arguments import (
 from lim_jax.cli.explain_output import report_explanation, write_explained_page
 from lim_jax.cli.networks import network_within, open_model
 from lim_jax.cli.run_in_words import describe_contexts, duration
+from lim_jax.density.common_grid import common_regions
 from lim_jax.explanations import Explanation
 from lim_jax.explanations.certificates import Judged
 from lim_jax.grid.cells import token_grid
@@ -48,7 +49,6 @@ from lim_jax.probes import Estimate
 from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.prompt_files import read_prompts
 from lim_jax.report.page import require_page_packages
-from lim_jax.results.context_energies import common_regions
 from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
 
 MOST = 1024  # contexts that are read at most

@@ -7,20 +7,18 @@ from typing import Any
 import numpy as np
 
 from lim_jax import checkpoints, plots, report
-from lim_jax.adjoint.ledger import CHANNELS
 from lim_jax.attribution.explanation_run import ContextBatch
 from lim_jax.attribution.heads import HeadOfPart, heads_table
 from lim_jax.attribution.parts import MeanShare, context_names, mean_shares, shares_by_context
 from lim_jax.attribution.profile_run import SHOWN, accounts_of_contexts
 from lim_jax.attribution.time_budget import NetworkAndLoss
 from lim_jax.explanations import Explanation
-from lim_jax.explanations.account import HOPS
 from lim_jax.explanations.influence_table import influence_table
 from lim_jax.models import LanguageModel
 from lim_jax.probes import Estimate
 from lim_jax.prompts.contexts import Context
 from lim_jax.report import sentences
-from lim_jax.results.tables import write_json, write_table
+from lim_jax.results.tables import FILES, write_json, write_table
 
 
 def report_explanation(
@@ -95,9 +93,8 @@ def _write_profiles(result: Explanation, file: Path) -> None:
         *result.channel_energies,
         *result.hop_energies,
     )
-    names = (f"{part} energy" for part in (*CHANNELS, *HOPS))
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    write_table(file, ("position", "density", "error", *names), rows)
+    write_table(file, FILES["explanation.csv"], rows)
 
 
 def _figures(result: Explanation, mass: Estimate | None, title: str) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from lim_jax.cli.shuffle_command import (
     shuffled_table,
     write_shuffled,
 )
+from lim_jax.density.common_grid import CELLS
 from lim_jax.explanations.influence_table import influence_table
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.partition import boundary_regions
@@ -46,7 +47,6 @@ from lim_jax.prompts.document_orders import ShuffledContexts
 from lim_jax.prompts.prompt_files import read_prompts
 from lim_jax.report.page import require_page_packages
 from lim_jax.report.sentences import influence_finding, record_lines, records_finding, score_lines
-from lim_jax.results.context_energies import CELLS
 from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
 from lim_jax.results.two_way import two_way_cells
 

@@ -1,4 +1,5 @@
 from . import adjoints as adjoints
+from . import common_grid as common_grid
 from . import measurement as measurement
 from . import statistics as statistics
 from .adjoints import LossOfIds as LossOfIds

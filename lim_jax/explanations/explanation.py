@@ -26,6 +26,7 @@ from lim_jax.adjoint.ledger import (
 from lim_jax.adjoint.sites import attention_of, reads_by_softmax
 from lim_jax.adjoint.terminal_covectors import readout_residual_energies
 from lim_jax.density.adjoints import Loss
+from lim_jax.density.common_grid import energies_of_tokens, influence_of_contexts
 from lim_jax.density.statistics import Influence, numbers_by_name
 from lim_jax.explanations.account import (
     HOPS,
@@ -41,9 +42,10 @@ from lim_jax.explanations.windows import (
     QueryWeights,
     Windows,
     carried_to,
-    regions_without_queries,
+    regions_of_unasked,
     require_query_weights,
     require_windows,
+    unasked_tokens,
 )
 from lim_jax.grid.measure import Grid
 from lim_jax.grid.partition import MIDDLE, REGIONS, RIGHT, Regions, regional_averages
@@ -67,8 +69,8 @@ class Explanation(NamedTuple):
     influence
         The density, its errors and indices, with the energies of every context.
     without_queries
-        The same with the positions left out that the loss asks from; None where it asks from all of
-        a region.
+        The same of each context's tokens that the loss does not ask from, as if these were the
+        whole context: the left is the first of them. None where a context has no such token.
     channel_energies, relative_energies
         :math:`\mathbb E\|P_\alpha(p)\|^2` of the residual (`eq:residual-influence-component`), the
         cone and the local channel at depth k; and relative to the state's scale
@@ -221,7 +223,6 @@ def explain(
     )
     depth = as_depth(depth, model.flow)
     norms_key, bootstrap_key = jax.random.split(key)
-    others = regions_without_queries(query_weights, regions)
     targets = targets_of_windows(model, windows, query_weights)
     same_length = {len(window) for window in windows} == {regions.grid.size + 1}
     measurements = []
@@ -237,7 +238,7 @@ def explain(
         # Covectors are large: they are kept for the certificates that need them alone.
         if same_length:
             parts.append((ids, asks, context_parts))
-    averages = _average(_stack(measurements), regions, others)
+    averages = _average(_stack(measurements), regions)
     regional = averages["regional"]
     judges: list[Judge] = []
     if same_length:
@@ -250,7 +251,24 @@ def explain(
     ]
     numbers = progress(list(range(len(judges))))
     judgements = tuple(certificate for number in numbers for certificate in judges[number]())
-    return Explanation(depth, certificates=judgements, token_energies=tuple(energies), **averages)
+    return Explanation(
+        depth,
+        without_queries=_influence_without_queries(energies, query_weights, regions),
+        certificates=judgements,
+        token_energies=tuple(energies),
+        **averages,
+    )
+
+
+def _influence_without_queries(
+    energies: Sequence[Array], query_weights: QueryWeights, regions: Regions
+) -> Influence | None:
+    """Measure the influence of the tokens that are not asked, as `lim-jax profile` does."""
+    unasked = unasked_tokens(len(energies), query_weights, regions)
+    rest_regions = regions_of_unasked(unasked, regions)
+    if rest_regions is None:
+        return None
+    return influence_of_contexts(energies_of_tokens(energies, unasked), rest_regions)
 
 
 def _judges_of_covectors(
@@ -365,9 +383,7 @@ def _stack(trees: Sequence[Any]) -> Any:
 
 
 @cached_jit
-def _average(
-    measurements: dict[str, Array], regions: Regions, others: Regions | None
-) -> dict[str, Any]:
+def _average(measurements: dict[str, Array], regions: Regions) -> dict[str, Any]:
     """Average over contexts what `_reduce_context` measured, as the fields of an `Explanation`."""
     energies = measurements["energy"]
     products = measurements["products"]
@@ -380,7 +396,6 @@ def _average(
     means = {name: measurements[name].mean(axis=0) for name in AVERAGED}
     return means | {
         "influence": Influence.from_energies(energies, regions, keep_examples=True),
-        "without_queries": None if others is None else Influence.from_energies(energies, others),
         "regional": RegionalChannels(products),
         "terminal_contrast": Estimate(contrast, error),
     }

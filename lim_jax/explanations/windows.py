@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import ARRAYS, described, require, require_floats, require_kind
+from lim_jax.density.common_grid import TokenMask, common_regions
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.interpolation import carrying_shares
 from lim_jax.grid.partition import Regions, boundary_regions, require_regions
@@ -126,15 +127,22 @@ def carried_to(
     return context_regions, carrying_shares(context_regions.grid, regions.grid).astype(dtype)
 
 
-def regions_without_queries(query_weights: QueryWeights, regions: Regions) -> Regions | None:
-    """Return the regions without positions that any context asks; None if one would be empty."""
+def unasked_tokens(count: int, query_weights: QueryWeights, regions: Regions) -> list[TokenMask]:
+    """Return which tokens of each of `count` contexts are neither asked nor left out by regions."""
     if isinstance(query_weights, Sequence):
-        queries = np.zeros(regions.grid.size, bool)
-        for row in query_weights:
-            _, shares = carried_to(regions, len(row))
-            is_query = np.asarray(row) > 0
-            queries |= is_query if shares is None else shares @ is_query > 0
+        rows = [np.asarray(row) for row in query_weights]
     else:
-        queries = (np.atleast_2d(query_weights) > 0).any(axis=0)
-    empties_one = (np.asarray(regions.weights)[:, ~queries].sum(axis=1) == 0).any()
-    return None if empties_one else regions.without(np.flatnonzero(queries).tolist())
+        rows = list(np.broadcast_to(query_weights, (count, regions.grid.size)))
+    return [(row == 0) & ~np.isin(np.arange(row.size), regions.left_out) for row in rows]
+
+
+def regions_of_unasked(unasked: Sequence[TokenMask], regions: Regions) -> Regions | None:
+    """Return regions of the tokens that are not asked; None if a context or region has none."""
+    lengths = [int(tokens.sum()) for tokens in unasked]
+    if min(lengths) == 0:
+        return None
+    dtype = regions.grid.nodes.dtype
+    try:
+        return common_regions(lengths, regions.delta, dtype, regions.convention)
+    except ValueError:
+        return None  # by points a few tokens have none in some region

@@ -5,18 +5,17 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.typing import DTypeLike
 
 from lim_jax._checks import require, require_kind
+from lim_jax.density.common_grid import (
+    common_regions,
+    energies_of_tokens,
+    influence_of_contexts,
+)
 from lim_jax.density.statistics import Influence
-from lim_jax.grid.cells import token_grid
-from lim_jax.grid.interpolation import carrying_shares
-from lim_jax.grid.partition import Regions, boundary_regions
 from lim_jax.probes import Estimate, sample_mean
 from lim_jax.results.comparison import Comparison, Pairs, compare, compare_means, paired_names
 from lim_jax.results.percentages import error_words
-
-CELLS = 100  # at most, where contexts are of several lengths
 
 
 class MeasuredContexts(NamedTuple):
@@ -154,36 +153,11 @@ def _compared_shares(
 def energies_before_queries(
     energies: Sequence[Any], first_queries: Sequence[int]
 ) -> list[np.ndarray] | None:
-    """Return the energies before each context's first query; None if one asks from its start.
-
-    They are scaled so that their integral over these tokens alone is that in the whole context.
-    """
+    """Return the energies before each context's first query; None if one asks from its start."""
     if min(first_queries) == 0:
         return None
-    pairs = zip(map(np.asarray, energies), first_queries, strict=True)
-    return [energy[:end] * end / energy.size for energy, end in pairs]
-
-
-def common_regions(lengths: Sequence[int], delta: float, dtype: DTypeLike | None = None) -> Regions:
-    """Return the boundary regions of one grid for contexts of these lengths.
-
-    If lengths differ, it has as many cells as their median, but at most `CELLS`.
-    """
-    several = len(set(lengths)) > 1
-    cells = min(CELLS, int(np.median(lengths))) if several else lengths[0]
-    return boundary_regions(token_grid(cells, dtype), delta)
-
-
-def influence_of_contexts(energies: Sequence[Any], regions: Regions) -> Influence:
-    """Measure the influence of contexts of any lengths, whose energies are carried to one grid."""
-    arrays = [np.asarray(energy) for energy in energies]
-    lengths = {array.size for array in arrays}
-    shares = {length: carrying_shares(token_grid(length), regions.grid) for length in lengths}
-    carried = np.stack([shares[array.size] @ array for array in arrays])
-    dtype = regions.weights.dtype
-    return Influence.from_energies(
-        jax.device_put(carried.astype(dtype)), regions, keep_examples=True
-    )
+    pairs = zip(energies, first_queries, strict=True)
+    return energies_of_tokens(energies, [np.arange(len(energy)) < end for energy, end in pairs])
 
 
 def pooled_influences(

@@ -114,14 +114,12 @@ def _explanation(result: Any) -> Description:
     """Describe an explanation: influence, channels, hops, heads and certificates."""
     influence = _influence(result.influence)
     regional = result.regional
-    without_queries = (
-        {} if result.without_queries is None else _influence(result.without_queries).variables
-    )
+    rest = Description({}) if result.without_queries is None else _rest(result.without_queries)
     certificates = _certificates(result.certificates)
     layers = range(result.depth, result.depth + len(result.head_energies))
     variables = {
         **influence.variables,
-        **{f"{name}_without_queries": variable for name, variable in without_queries.items()},
+        **rest.variables,
         "channel_energy": ("channel position", result.channel_energies, ENERGY),
         "relative_energy": ("channel position", result.relative_energies, "loss^2"),
         "hop_energy": ("hop position", result.hop_energies, ENERGY),
@@ -134,9 +132,20 @@ def _explanation(result: Any) -> Description:
         "terminal_contrast_error": ("", result.terminal_contrast.error, SHARE),
         **certificates.variables,
     }
-    labels = {"channel": CHANNELS, "layer": layers, **influence.labels, **certificates.labels}
+    own_labels = {"channel": CHANNELS, "layer": layers, **rest.labels}
+    labels = {**own_labels, **influence.labels, **certificates.labels}
     attributes = {"depth": result.depth, **influence.attributes}
     return Description(variables, influence.grid, labels, attributes)
+
+
+def _rest(influence: Influence) -> Description:
+    """Describe the influence of the tokens that are not asked, which has positions of its own."""
+    suffix = "_without_queries"
+    variables = {
+        name + suffix: (axes.replace("position", "position" + suffix), values, units)
+        for name, (axes, values, units) in _influence(influence).variables.items()
+    }
+    return Description(variables, labels={"position" + suffix: influence.grid.nodes})
 
 
 def _scores(result: Any) -> Description:

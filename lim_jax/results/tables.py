@@ -55,9 +55,16 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "signed_error": ("of the loss", "its standard error"),
     "asked": (NUMBER, "the first token, from 0, after which the loss asks"),
     "total": (ENERGY, "the influence of the whole context"),
-    "left": (SHARE, "of the influence, in the left boundary region"),
-    "middle": (SHARE, "of the influence, between the boundary regions"),
-    "right": (SHARE, "of the influence, in the right boundary region"),
+    "share_left": (SHARE, "of the influence, in the left boundary region"),
+    "share_middle": (SHARE, "of the influence, between the boundary regions"),
+    "share_right": (SHARE, "of the influence, in the right boundary region"),
+    "residual energy": (ENERGY, "of the residual channel at the position"),
+    "cone energy": (ENERGY, "of the cone channel, which is attention's"),
+    "local energy": (ENERGY, "of the local channel, which is of the token alone"),
+    "0 hops energy": (ENERGY, "of what reaches the loss without attention"),
+    "1 hop energy": (ENERGY, "of what reaches it by one attention hop"),
+    "2 hops energy": (ENERGY, "by two"),
+    "3 or more hops energy": (ENERGY, "by more"),
     "first": (
         "as the file",
         "in the first result: a density by position, a share or score by part",
@@ -97,8 +104,13 @@ FILES: dict[str, tuple[str, ...]] = {
         "context", "index", "token", "piece", "position", "weight", "energy", "density"
     ),
     "scores.csv": ("index", "token", "piece", "weight", "score"),
-    "contexts.csv": ("context", "id", "tokens", "asked", "total", "left", "middle", "right"),
+    "contexts.csv": ("context", "id", "tokens", "asked", "total", "share_left",
+        "share_middle", "share_right"),
     "records_by_context.csv": ("context", "id", "name", "kind", "share", "tokens", "of_tokens"),
+    "explanation.csv": (
+        "position", "density", "error", "residual energy", "cone energy", "local energy",
+        "0 hops energy", "1 hop energy", "2 hops energy", "3 or more hops energy",
+    ),
     "by_place.csv": ("place", "share", "error"),
     "by_document.csv": ("document", "share", "error"),
     "two_way.csv": ("document", "place", "share", "error"),
@@ -107,6 +119,138 @@ FILES: dict[str, tuple[str, ...]] = {
     "compare.csv": ("position", *CHANGE),
     "compare, records.csv": ("name", *CHANGE, "first_contexts", "second_contexts", "pairs"),
     "compare, records.csv of answers": ("name", "kind", "first", "second", "difference"),
+}  # fmt: skip
+
+# Of the JSON files of `ask`, `profile` and `explain`: entries by where they stand in the file.
+# REGION is left, middle or right, CHANNEL residual, cone or local, and HOPS how many.
+YES = "true or false"
+INFLUENCE: dict[str, tuple[str, str]] = {
+    "length": ("positions", "on the grid to which all contexts are carried"),
+    "delta": (SHARE, "the width of each boundary region"),
+    "examples": ("contexts", "how many are averaged"),
+    "alike": (YES, "whether all contexts have one profile"),
+    "left_out": ("positions", "the numbers, from 0, of those that are in no region"),
+    "total": (ENERGY, "the influence of a whole context, on average"),
+    "total_error": (ENERGY, "its standard error"),
+    "indices.REGION": (DENSITY, "the density's average over the region"),
+    "indices.gap": (DENSITY, "the lesser of left and right, less middle"),
+    "indices.lim": (NUMBER, "LIM: the gap over the lesser of left and right"),
+    "indices.symmetric_contrast": ("-1 to 1", "the gap over the lesser of both plus middle"),
+    "index_errors.REGION": (DENSITY, "the average's standard error"),
+    "index_errors.gap": (DENSITY, "the gap's"),
+    "index_errors.lim": (NUMBER, "LIM's"),
+    "index_errors.symmetric_contrast": (NUMBER, "the symmetric contrast's"),
+    "positions": (SHARE, "where the density is given"),
+    "density": (DENSITY, "the influence density at each position"),
+    "density_error": (DENSITY, "its standard error"),
+}
+INEQUALITY: dict[str, tuple[str, str]] = {
+    "statement": (TEXT, "the inequality"),
+    "greater": (NUMBER, "the side that must be greater"),
+    "lesser": (NUMBER, "the other side"),
+    "rounding": (NUMBER, "how far rounding may have moved the sides"),
+    "margin": (NUMBER, "the greater side less the other"),
+    "roundings": (NUMBER, "the margin over the rounding"),
+    "holds": (YES, "whether it is true"),
+}
+
+
+def _inside(name: str, entries: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    """Return the entries of what stands under a name."""
+    return {f"{name}.{entry}": row for entry, row in entries.items()}
+
+
+KEYS: dict[str, dict[str, tuple[str, str]]] = {
+    "answer.json": {
+        "question": (TEXT, "the question"),
+        "answer": (TEXT, "the answer that is explained"),
+        "cut": (YES, "whether the model's own answer did not end within its tokens"),
+        "foil": (TEXT, "the answer that it is compared with; empty for none"),
+        "method": (TEXT, "the method's name"),
+        "finding": (TEXT, "what was found, in sentences"),
+        "support": (TEXT, "null where the document that scores most was not taken out"),
+        "support.verdict": (TEXT, "`supported`, `unclear` or `unsupported`"),
+        "support.document": (TEXT, "the document that scores most"),
+        "support.log_odds": ("log odds for each token", "the answer's, with all documents"),
+        "support.loss": ("log odds for each token", "what the answer loses without the document"),
+        "support.loss_without_copies": (
+            "log odds for each token", "what it loses without its copies too; null without copies"
+        ),
+        "support.answer_without": (
+            TEXT, "what the model answers without the document; null for an answer of yours"
+        ),
+        "support.given_without": (
+            YES, "whether it gives the answer without the document too; null if unknown"
+        ),
+        "given": ("log odds", "what all documents give together; null if the method lacks it"),
+        "together": (TEXT, "null where no sets of documents were left out"),
+        "together.without": (TEXT, "the documents that are left out"),
+        "together.loss": ("log odds for each token", "what the answer loses without them"),
+    },
+    "profile.json": {
+        **_inside("influence", INFLUENCE),
+        "influence_without_queries": (
+            TEXT,
+            "the same entries, of the tokens before each first query alone; absent where a context "
+            "asks at its first token",
+        ),
+        "signed.density.value": ("of the loss", "with `--signed`: the signed density"),
+        "signed.density.error": ("of the loss", "its standard error"),
+        "signed.regional.value": ("of the loss", "its sums over left, middle and right"),
+        "signed.regional.error": ("of the loss", "their standard errors"),
+        "method": (TEXT, "with `--method`: its name"),
+        "loss": (TEXT, "with `--method`: what was asked, as `--loss` has it"),
+        "given": ("of the loss", "with `--method`: what all documents give, of each context"),
+    },
+    "explanation.json": {
+        "depth": ("layers", "after how many the states are that are judged"),
+        **INFLUENCE,
+        "without_queries": (
+            TEXT,
+            "the entries of an influence, from `length` to `density_error`, of the tokens of each "
+            "context that are not asked; null where a context has none",
+        ),
+        "channel_energies.CHANNEL": (ENERGY, "the channel's, at each position"),
+        "relative_energies.CHANNEL": (
+            "of the loss, squared", "the same times the states' mean square, at each position"
+        ),
+        "hop_energies.HOPS": (ENERGY, "of what takes so many hops, at each position"),
+        "regional_hop_energies.REGION.HOPS": (ENERGY, "the average over the region"),
+        "regional_energies.REGION.CHANNEL": (ENERGY, "the channel's average over the region"),
+        "regional_energies.REGION.cross terms": (ENERGY, "of pairs of channels"),
+        "regional_energies.REGION.total": (ENERGY, "the sum of these four"),
+        "boundary_strengths.primacy": (ENERGY, "the cone channel's integral over the left"),
+        "boundary_strengths.recency": (ENERGY, "the residual channel's over the right"),
+        "head_energies": (ENERGY, "of what each head gives to the cone channel: rows are layers"),
+        "terminal_contrast.value": (
+            DENSITY, "of the covector after the last layer: right less middle, over the mean"
+        ),
+        "terminal_contrast.error": (DENSITY, "its standard error"),
+        "certificates.name": (TEXT, "the criterion"),
+        "certificates.source": (TEXT, "its label in the paper"),
+        "certificates.premises.statement": (TEXT, "an assumption"),
+        "certificates.premises.value": (NUMBER, "the number of which it speaks"),
+        "certificates.premises.holds": (YES, "whether it is true"),
+        **_inside("certificates.inequalities", INEQUALITY),
+        "certificates.conclusion": (TEXT, "what follows where all of them hold"),
+        "certificates.measured": (
+            TEXT, "the conclusion as inequalities, with the same entries, measured apart"
+        ),
+        "certificates.vacuous": (TEXT, "why the criterion could not have held; else empty"),
+        "certificates.decisive": (TEXT, "what would let it decide; else empty"),
+        "certificates.margin": (NUMBER, "the least margin of its inequalities"),
+        "certificates.holds": (YES, "whether premises and inequalities hold"),
+        "certificates.concluded": (YES, "whether the conclusion is true, by what was measured"),
+        "heads_of_parts.name": (TEXT, "a named part"),
+        "heads_of_parts.layer": (NUMBER, "a head's layer, from 0"),
+        "heads_of_parts.head": (NUMBER, "the head in its layer, from 0"),
+        "heads_of_parts.score": ("of the loss", "what it gives of the part's mask gradient"),
+        "heads_of_parts.error": ("of the loss", "its standard error"),
+        "heads_of_parts.contexts": ("contexts", "how many of those measured have the part"),
+        "cone_mass": (TEXT, "null without `--certificates all`"),
+        "cone_mass.value": (DENSITY, "how strongly later positions attend to each position"),
+        "cone_mass.error": (DENSITY, "its standard error"),
+    },
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference.json_entries import require_entries
 from reference.networks import byte_network
 
 from lim_jax import models
@@ -317,6 +318,9 @@ def test_what_scores_fail_to_add_up_to_is_told(model, tmp_path, monkeypatch):
     for one in (known, unknown):
         write_scores(one, "margin", tmp_path)
         read = json.loads((tmp_path / "profile.json").read_text(encoding="utf-8"))
+        absent = "influence", "signed", "given"
+        columns = "profile --method, records.csv"
+        require_entries(read, "profile.json", columns, absent=absent)
         assert read.get("given") == (None if one.total_effects is None else [3.0, 1.5])
 
 

@@ -30,7 +30,7 @@ from lim_jax.attribution.mean_scores import (
     score_contexts,
     scores_finding,
 )
-from lim_jax.attribution.method import Run, Scores
+from lim_jax.attribution.method import Run, Scores, scores_by_token
 from lim_jax.attribution.methods.ablations import sparse_regression
 from lim_jax.attribution.orders import shuffled_shares
 from lim_jax.attribution.parts import measured_contexts, shares_by_context
@@ -77,13 +77,24 @@ def records():
 
 
 def test_shares_of_scores_of_both_signs_are_of_the_documents_sizes():
-    """One and three of four in the first context, all in the second; the question has no share."""
+    """On average a half and three, of seven halves; the question has no share."""
     by_name = records()
     assert list(by_name) == ["one", "two", "question", ""]
-    assert by_name["one"].of_documents == pytest.approx((1 / 4 - 1) / 2)
-    assert by_name["two"].of_documents == pytest.approx(-3 / 4)
+    assert by_name["one"].of_documents == pytest.approx(-0.5 / 3.5)
+    assert by_name["two"].of_documents == pytest.approx(-3 / 3.5)
     assert by_name["question"].of_documents is None and by_name[""].of_documents is None
     assert by_name["one"].score == pytest.approx(-0.5) and by_name["one"].contexts == 2
+
+
+def test_shares_of_scores_have_the_signs_of_the_scores_and_sizes_of_sum_one():
+    """Though a small context, where the share is large, says the opposite of a large one."""
+    contexts = [context("abcde", one=[0], two=[1, 2]), context("xyz", one=[0], two=[1])]
+    scores = [
+        scored({("one", "part"): -4.0, ("two", "part"): 8.0}),
+        scored({("one", "part"): 1.0, ("two", "part"): 0.0}),
+    ]
+    shares = [part.of_documents for part in mean_scores_of_parts(contexts, scores)[:2]]
+    assert shares == pytest.approx([-1.5 / 5.5, 4 / 5.5])
 
 
 def test_parts_that_a_method_does_not_score_have_no_record(tmp_path):
@@ -142,6 +153,30 @@ def test_a_finding_says_by_how_much_scores_may_miss_what_documents_give():
     )
 
 
+def overlapping(by_token, given):
+    """Scores of a span and of another inside it, by token or, with a row of two, by part alone."""
+    parts = [Segment("all", (), np.arange(3)), Segment("end", (), np.array([2]))]
+    if len(by_token) == 2:
+        return Scores([], parts, by_token[None], None, np.array([given]))
+    return scores_by_token([], parts, by_token[None], np.array([given]))
+
+
+def test_tokens_in_two_spans_add_up_once():
+    scores = [overlapping(np.array([1.0, 2, 4, 8]), 7.5)]  # of the last, in none, nothing counts
+    said = scores_finding(ScoresOfContexts("mask-path", [], scores, parts_of_scores(1.875, 0)))
+    assert said.endswith("their scores add up to +7.000, and differ from it by at most 0.500 in "
+                         "a context.")  # fmt: skip
+
+
+def test_of_overlapping_spans_without_scores_of_tokens_no_sum_is_told():
+    scores = [overlapping(np.array([7.0, 4]), 7.5)]
+    said = scores_finding(ScoresOfContexts("informed", [], scores, parts_of_scores(1.875, 0)))
+    assert said.endswith(
+        " All documents together give +7.500 on average; spans overlap, so that their scores do "
+        "not add up to it."
+    )
+
+
 def test_a_command_costs_what_the_context_of_the_most_parts_does():
     """A pass for each part left out, and one for the whole: of four parts and of two."""
     assert f"{cost_of_contexts(CONTEXTS[::-1], 'leave-one-out')}" == "5 passes"
@@ -167,9 +202,10 @@ def test_rows_of_contexts_say_how_their_influence_lies_in_regions(tmp_path):
     write_contexts(measured, influence, shares, range(0, 4, 2), tmp_path)
     first, second = rows_of(tmp_path / "contexts.csv")
     assert (first["context"], first["tokens"], first["asked"]) == ("0", "5", "4")
-    numbers = [float(first[name]) for name in ("total", "left", "middle", "right")]
+    names = "total", "share_left", "share_middle", "share_right"
+    numbers = [float(first[name]) for name in names]
     np.testing.assert_allclose(numbers, [2.0, 0.1, 0.5, 0.4])
-    assert [float(second[name]) for name in ("total", "left", "middle", "right")] == [0] * 4
+    assert [float(second[name]) for name in names] == [0] * 4
     assert second["context"] == "2", "numbered by the first of its two orders"
     records = rows_of(tmp_path / "records_by_context.csv")
     assert [(row["context"], row["name"]) for row in records] == [

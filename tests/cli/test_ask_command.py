@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from reference.chats import CHATML
+from reference.json_entries import require_entries
 from reference.pages import Read
 from reference.publishers import CONFIGS, LETTERS, logits, write_with_letters
 from scipy.special import logsumexp
@@ -99,6 +100,7 @@ def test_an_answer_of_the_models_own_and_what_each_document_holds(
     gradient = jax.jit(jax.grad(margins))(model.embed(jax.device_put(row[:-1])))
     expected = shares(np.asarray((gradient**2).sum(axis=1)))
     document = json.loads((out / "answer.json").read_text(encoding="utf-8"))
+    require_entries(document, "answer.json", "answer.json, parts", absent=["together."])
     assert document["question"] == "bc" and document["foil"] == ""
     assert document["answer"] == " ".join(LETTERS[one] for one in answer)
     assert document["cut"] is True  # no id of this model ends an answer

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from reference.json_entries import require_entries
 from reference.pages import Read
 from reference.publishers import CONFIGS, write_with_letters
 
@@ -20,7 +21,7 @@ from lim_jax.attribution import files
 from lim_jax.cli.commands import main
 from lim_jax.explanations.account import TokenBreakdown
 from lim_jax.results.percentages import percent
-from lim_jax.results.tables import COLUMNS, FILES
+from lim_jax.results.tables import COLUMNS, FILES, KEYS
 
 COMMANDS = Path(__file__).parents[2] / "docs" / "commands.md"
 # Two titles are names of the commands' own, and two begin alike.
@@ -109,10 +110,11 @@ def lines(path, documents):
 def test_every_name_is_in_the_table_with_its_unit():
     assert {name for names in FILES.values() for name in names} == set(COLUMNS)
     page = COMMANDS.read_text("utf-8")
-    head = "| name | unit | what it is |\n|---|---|---|\n"
-    said = page.split(head)[1].split("\n\n")[0]
-    rows = [f"| `{name}` | {unit} | {meaning} |" for name, (unit, meaning) in COLUMNS.items()]
-    assert said.splitlines() == rows
+    for name, entries in {"name": COLUMNS, **{f"in `{file}`": KEYS[file] for file in KEYS}}.items():
+        head = f"| {name} | unit | what it is |\n|---|---|---|\n"
+        said = page.split(head)[1].split("\n\n")[0]
+        rows = [f"| `{entry}` | {unit} | {meaning} |" for entry, (unit, meaning) in entries.items()]
+        assert said.splitlines() == rows
 
 
 def test_a_character_of_several_tokens_keeps_a_row_for_each_in_which_it_can_be_read():
@@ -179,6 +181,7 @@ def test_a_question_of_documents_whose_titles_are_words_of_ours(run, tmp_path):
     found = run("ask", "bc", "--documents", documents, "--answer", "ad", "--method", "influence")
     require_columns(found)
     document = found.json("answer.json")
+    require_entries(document, "answer.json", "answer.json, parts", absent=["support.", "together."])
     parts = document["parts"]
     assert [one["kind"] for one in parts] == [*["document"] * 4, "question", "rest"]
     # One of our own words gets its number.
@@ -220,6 +223,9 @@ def shuffled(run, two_lines):
 @pytest.mark.slow
 def test_columns_and_records_of_orders_are_as_the_tables_say(shuffled):
     require_columns(shuffled)
+    profile = shuffled.json("profile.json")
+    absent = "signed", "method", "loss", "given"
+    require_entries(profile, "profile.json", "profile.json, records", absent=absent)
     records = require_records(shuffled, over_all=True)
     assert [(record["name"], record["texts"]) for record in records[:3]] == [
         (f"document {number}", "2") for number in (1, 2, 3)

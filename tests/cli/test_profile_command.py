@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from reference.json_entries import require_entries
 from reference.networks import byte_network
 from reference.publishers import CONFIGS, logits, spelt, write_with_letters
 from scipy.special import logsumexp
@@ -231,7 +232,7 @@ def test_a_contexts_row_has_its_total_and_the_shares_of_its_regions(profiled):
         length = len(square)
         assert (int(row["tokens"]), int(row["asked"])) == (length, length - 2)
         assert float(row["total"]) == pytest.approx(length * square.sum(), rel=1e-3)
-        shares = [float(row[region]) for region in REGIONS]
+        shares = [float(row[f"share_{region}"]) for region in REGIONS]
         assert sum(shares) == pytest.approx(1, rel=1e-4)
         if length == 9:  # that of most, and so the common grid's
             edges = 0.3 * length, 0.7 * length
@@ -312,6 +313,8 @@ def test_signed_regions_are_kept_and_printed(profiled, signed_cells):
     ends = [[0, *np.cumsum(cells)] for cells in signed_cells]
     sums = np.array([np.diff(np.interp([0, 2.7, 6.3, 9], np.arange(10), end)) for end in ends]) / 9
     document = json.loads((profiled.out / "profile.json").read_text(encoding="utf-8"))
+    absent = "influence_without_queries", "method", "loss", "given"
+    require_entries(document, "profile.json", "profile.json, records", absent=absent)
     regional = document["signed"]["regional"]
     np.testing.assert_allclose(regional["value"], sums.mean(axis=0), atol=1e-5)
     np.testing.assert_allclose(regional["error"], sums.std(axis=0, ddof=1) / 2, atol=1e-5)
@@ -405,11 +408,10 @@ def test_a_part_is_scored_by_leaving_it_out(left_out, gains, row, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("row, name", list(enumerate(RECORDS)))
 def test_a_parts_share_is_that_of_the_scores_sizes(left_out, gains, row, name):
-    """Of contexts with both, the share of a score among the sizes of both."""
-    sizes = [sum(abs(gain) for at, _, gain in gains if at == n) for n in range(len(PROMPTS))]
-    shares = [gain / sizes[n] for n, of, gain in gains if of == name]
+    """The mean score among the sizes of all parts' mean scores."""
+    means = {part: np.mean([gain for _, of, gain in gains if of == part]) for part in RECORDS}
     share = table(left_out.out / "records.csv")[row]["of_documents"]
-    assert float(share) == pytest.approx(np.mean(shares), rel=2e-3)
+    assert float(share) == pytest.approx(means[name] / sum(map(abs, means.values())), rel=2e-3)
 
 
 @pytest.mark.slow

@@ -154,7 +154,7 @@ def test_contexts_with_queries_of_their_own_are_explained_as_each_by_itself():
     energies = ((LENGTH * np.asarray(gradients(WINDOWS, rows))) ** 2).sum(axis=2)
     np.testing.assert_allclose(measured.influence.energy, energies.mean(axis=0), rtol=1e-10)
     assert measured.without_queries is not None
-    assert measured.without_queries.regions.left_out == (1, 2, 4)
+    assert measured.without_queries.grid.size == 3  # tokens, of 4 and of 3 that are not asked
     names = [certificate.name for certificate in measured.certificates]
     assert "right-biased queries" not in names and len(names) == 4
 
@@ -242,8 +242,11 @@ def test_contexts_of_several_lengths_are_averaged_on_their_own_regions(of_length
         for one in energies_alone(alone)
     ]
     np.testing.assert_allclose(of_lengths.regional.totals, np.mean(averages, axis=0), rtol=1e-10)
-    # The last token of three asks, a whole region.
-    assert of_lengths.without_queries is None
+    kept = [np.delete(one, np.flatnonzero(row)) / one.size
+            for one, row in zip(energies_alone(alone), THEIR_QUERIES, strict=True)]  # fmt: skip
+    assert of_lengths.without_queries is not None
+    total = np.mean([one.sum() for one in kept])
+    np.testing.assert_allclose(of_lengths.without_queries.total, total, rtol=1e-9)
 
 
 @pytest.mark.slow

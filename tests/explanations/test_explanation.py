@@ -21,15 +21,15 @@ from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels, cone_by_head
 from lim_jax.adjoint.sites import attention_sites
 from lim_jax.density import Influence
+from lim_jax.density.common_grid import influence_of_contexts
 from lim_jax.explanations.certificates import Judged
 from lim_jax.explanations.explanation import average_cone_mass, explanation_table
 from lim_jax.explanations.influence_table import contexts_needed, index_lines, influence_table
-from lim_jax.explanations.windows import regions_without_queries, require_windows
+from lim_jax.explanations.windows import require_windows
 from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.models import small_models
 from lim_jax.network.norms import LayerNorm
 from lim_jax.probes import sample_mean
-from lim_jax.results.context_energies import influence_of_contexts
 
 LENGTH = 8
 REGIONS = lim.boundary_regions(lim.token_grid(LENGTH), 0.25)
@@ -297,17 +297,19 @@ def test_an_explanation_is_made_of_its_parts():
 def test_a_last_token_loss_is_shown_with_and_without_its_query():
     explanation = explained(last_token)
     rest = explanation.without_queries
-    assert rest is not None and rest.regions.left_out == (LENGTH - 1,)
+    assert rest is not None and rest.grid.size == LENGTH - 1
     energy = np.asarray(explanation.influence.energy)
     assert energy[-1] > 0.4 * energy.sum()  # most of it is the query's own
-    density = LENGTH * np.append(energy[:-1], 0) / energy[:-1].sum()
+    density = (LENGTH - 1) * energy[:-1] / energy[:-1].sum()
     np.testing.assert_allclose(rest.density, density, rtol=1e-10)
-    averages = density[:2].mean(), density[2:6].mean(), density[6]
+    # Regions of 7/4 tokens, and between them of 7/2.
+    shares = np.array([[1, 0.75, 0, 0, 0, 0, 0], [0, 0.25, 1, 1, 1, 0.25, 0]])
+    averages = [*shares @ density / shares.sum(axis=1), shares[0, ::-1] @ density / 1.75]
     np.testing.assert_allclose(rest.indices()[:3], averages, rtol=1e-10)
     record = explanation.record()
     np.testing.assert_allclose(record["density"], explanation.influence.density)
     np.testing.assert_allclose(record["without_queries"]["density"], density, rtol=1e-10)
-    assert record["left_out"] == [] and record["without_queries"]["left_out"] == [LENGTH - 1]
+    assert record["left_out"] == record["without_queries"]["left_out"] == []
     assert record["without_queries"]["indices"]["lim"] == float(rest.indices().lim)
     lines = explanation_table(explanation).splitlines()
     rows = [list(map(float, line.split()[-3:])) for line in lines[1:5]]
@@ -332,12 +334,8 @@ def test_a_last_token_loss_is_shown_with_and_without_its_query():
 def test_of_no_influence_the_queries_hold_no_share():
     """Where it vanishes at every position there is nothing to divide."""
     regions = lim.boundary_regions(lim.token_grid(8), 0.2)
-    rest = regions_without_queries([np.eye(8)[-1]], regions)
-    assert rest is not None
-    nothing = [np.zeros(8)]
-    lines = index_lines(
-        influence_of_contexts(nothing, regions), influence_of_contexts(nothing, rest)
-    )
+    nothing = influence_of_contexts([np.zeros(8)], regions)
+    lines = index_lines(nothing, nothing)
     assert len(lines) == 2 and "nan%" not in "".join(lines)
     assert lines[0] == "There is no influence, and so no LIM and no symmetric contrast."
     assert lines[1].startswith("Without: ")
@@ -486,7 +484,8 @@ def test_networks_of_parallel_blocks_are_explained_in_single_precision():
     of_no_hop = np.asarray(explanation.hop_energies)[0]
     assert not np.any(of_no_hop[[0, 1, 2, 4, 5, 7]]) and of_no_hop[3] > 0
     assert explanation.without_queries is not None
-    assert explanation.without_queries.regions.left_out == (3, 6)
+    kept = np.delete(np.asarray(explanation.influence.energy), [3, 6])
+    np.testing.assert_allclose(explanation.without_queries.density, kept / kept.mean(), rtol=1e-5)
     averages = lim.regional_averages(explanation.influence.energy, regions)
     np.testing.assert_allclose(explanation.regional.totals, averages, rtol=1e-4)
     assert explanation.head_energies.shape[0] == 2 and len(explanation.certificates) == 4

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from lim_jax.explanations.windows import carried_to, regions_without_queries
+from lim_jax.explanations.windows import carried_to, regions_of_unasked, unasked_tokens
 from lim_jax.grid import boundary_regions, token_grid
 
 
@@ -15,11 +15,19 @@ def test_carried_to():
     )
 
 
-def test_regions_without_queries():
-    regions = boundary_regions(token_grid(4), 0.4)
-    rest = regions_without_queries(jnp.array([0.0, 0.0, 0.0, 1.0]), regions)
-    assert rest is not None and rest.left_out == (3,)
-    assert regions_without_queries(jnp.ones(4) / 4, regions) is None
-    rows = [np.eye(8)[5]]  # which lies in the third of four cells
-    rest = regions_without_queries(rows, boundary_regions(token_grid(4), 0.25))
-    assert rest is not None and rest.left_out == (2,)
+def test_unasked_tokens():
+    regions = boundary_regions(token_grid(4), 0.4).without([0])
+    unasked = unasked_tokens(2, jnp.array([0.0, 0.0, 0.0, 1.0]), regions)
+    assert [tokens.tolist() for tokens in unasked] == 2 * [[False, True, True, False]]
+    rows = [np.eye(6)[5], np.array([0.5, 0.5])]
+    unasked = unasked_tokens(2, rows, boundary_regions(token_grid(4), 0.4))
+    assert [tokens.sum() for tokens in unasked] == [5, 0]
+
+
+def test_regions_of_unasked():
+    regions = boundary_regions(token_grid(4), 0.25)
+    rest = regions_of_unasked([np.arange(4) < 3, np.arange(9) < 7], regions)
+    assert rest is not None and (rest.grid.size, rest.delta) == (5, regions.delta)
+    assert regions_of_unasked([np.ones(4, bool), np.zeros(4, bool)], regions) is None
+    by_points = boundary_regions(token_grid(4), 0.3, "points")
+    assert regions_of_unasked([np.arange(4) < 2], by_points) is None  # with no left

@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from lim_jax.density import Influence
+from lim_jax.density.common_grid import common_regions, influence_of_contexts
 from lim_jax.probes import Estimate
 from lim_jax.results import compare, compare_contexts
 from lim_jax.results.comparison import compare_means, paired_names
@@ -14,8 +15,6 @@ from lim_jax.results.comparison_tables import middle_in_words, record_in_words
 from lim_jax.results.context_energies import (
     ComparedShares,
     MeasuredContexts,
-    common_regions,
-    influence_of_contexts,
 )
 
 NONE = np.zeros((0, 2), int)

@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 
-from lim_jax.results.context_energies import common_regions, energies_before_queries
+from lim_jax.density.common_grid import common_regions
+from lim_jax.results.context_energies import energies_before_queries
 from lim_jax.results.percentages import error_words, percent, points_in_words
 
 
