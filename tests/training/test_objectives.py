@@ -519,5 +519,5 @@ def test_injected_traces_average_over_training_steps():
     np.testing.assert_allclose(fresh, even, rtol=1e-13)
     np.testing.assert_allclose(averaged, 0.25 * np.arange(6.0) + 0.75 * fresh, rtol=1e-12)
     weights = np.asarray(GRID.weights)
-    spread = weights @ (averaged - weights @ averaged) ** 2
+    spread = weights @ (averaged - weights @ averaged / weights.sum()) ** 2
     np.testing.assert_allclose(value, loss + spread, rtol=1e-11)
