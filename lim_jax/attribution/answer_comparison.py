@@ -51,10 +51,7 @@ class ComparedAnswers(NamedTuple):
             lines.insert(0, f"They answer different questions: “{first}” and “{second}”.")
         documents = [part for part in self.parts if part.kind == "document"]
         both = [part for part in documents if not isnan(part.difference)]
-        most = max(both, key=lambda part: abs(part.difference))
-        scores = f"{self._spelt(most.first)} to {self._spelt(most.second)}"
-        name = self._quoted(most)
-        lines.append(f"Of the documents of both {name} changed most, from {scores}.")
+        lines.append(f"Of the documents of both {self._largest_change(both)}.")
         for name, column in zip(self.names, ("second", "first"), strict=True):
             alone = [part for part in documents if isnan(getattr(part, column))]
             scores_alone = [
@@ -80,6 +77,15 @@ class ComparedAnswers(NamedTuple):
     def __str__(self) -> str:
         """Return the finding and the table."""
         return f"{self.finding}\n\n{text_table(self.rows)}"
+
+    def _largest_change(self, parts: Sequence[ComparedPart]) -> str:
+        """Say which part changed most and how, or that none did in the digits that are shown."""
+        changed = [p for p in parts if self._spelt(p.first) != self._spelt(p.second)]
+        if not changed:
+            return "none changed"
+        most = max(changed, key=lambda part: abs(part.difference))
+        scores = f"{self._spelt(most.first)} to {self._spelt(most.second)}"
+        return f"{self._quoted(most)} changed most, from {scores}"
 
     def _quoted(self, part: ComparedPart) -> str:
         """Return a part's name, with the second answer's beside it where that is another."""
