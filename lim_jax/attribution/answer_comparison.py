@@ -156,11 +156,11 @@ def _pair_parts(first: Sequence[Part], second: Sequence[Part], by_text: bool) ->
 def _pair_alike(first: Sequence[Part], second: Sequence[Part]) -> list[Pair]:
     """Pair parts that are alike, such as documents of one text: those of one name together."""
     shared = {part["name"] for part in first} & {part["name"] for part in second}
-    in_order = [
+    ours, theirs = (
         sorted(parts, key=lambda part: (part["name"] not in shared, part["name"]))
         for parts in (first, second)
-    ]
-    return list(zip_longest(*in_order))
+    )
+    return list(zip_longest(ours, theirs))
 
 
 def _compare_pair(pair: Pair) -> ComparedPart:
