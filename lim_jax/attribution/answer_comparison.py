@@ -2,8 +2,9 @@
 
 import json
 import os
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from math import isnan, nan
 from pathlib import Path
@@ -16,6 +17,7 @@ from lim_jax.attribution.methods.method_table import METHODS
 from lim_jax.attribution.parts import IN_NO_PART, UNNAMED
 
 ANSWER = "answer.json"
+NUMBERED = re.compile(r"(.* \()?document \d+\)?")  # as `named_documents` numbers them
 DOTS = "..."  # behind an answer that was cut
 ENTRIES = {"question", "answer", "cut", "foil", "method", "given", "parts"}
 AnswerRecord = Mapping[str, Any]  # what answer.json holds
@@ -143,13 +145,29 @@ def _has_digests(parts: Sequence[Part]) -> bool:
 def _pair_parts(first: Sequence[Part], second: Sequence[Part], by_text: bool) -> list[Pair]:
     """Pair the parts of two answers by name, but documents by text where answers have digests.
 
-    A document without a title is named by its number, which changes where another is left out.
+    A name with a document's number changes where another document is left out. By any other name a
+    document whose text was changed is the same one.
     """
+    if not by_text:
+        return _pair_by(lambda part: part["name"], first, second)
+    pairs = _pair_by(lambda part: part["digest"] or part["name"], first, second)
+    alone = [[pair[side] for pair in pairs if pair[1 - side] is None] for side in (0, 1)]
+    changed = _pair_by(
+        lambda part: part["digest" if NUMBERED.fullmatch(part["name"]) else "name"], *alone
+    )
+    found = [pair for pair in pairs if None not in pair] + changed
+    places = {id(part): place for place, part in enumerate([*first, *second])}
+    return sorted(found, key=lambda pair: places[id(pair[0] or pair[1])])
+
+
+def _pair_by(
+    key: Callable[[Part], str], first: Sequence[Part], second: Sequence[Part]
+) -> list[Pair]:
+    """Pair the parts of one kind for which a key is the same."""
     alike = defaultdict[tuple[str, str], tuple[list[Part], list[Part]]](lambda: ([], []))
     for side, parts in enumerate((first, second)):
         for part in parts:
-            is_text = by_text and part["kind"] == "document"
-            alike[part["kind"], part["digest" if is_text else "name"]][side].append(part)
+            alike[part["kind"], key(part)][side].append(part)
     return [pair for both in alike.values() for pair in _pair_alike(*both)]
 
 

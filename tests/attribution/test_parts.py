@@ -257,31 +257,47 @@ def digested(texts, **more):
 
 def test_documents_of_two_answers_are_paired_by_their_texts():
     """Their numbers, which may be their names, change where another document is left out."""
-    first = digested({"1": ("wren", 1.0), "2": ("owl", 0.5), "3": ("crow", 0.25)})
-    second = digested({"1": ("owl", 0.75), "2": ("crow", 0.125)})
+    first = digested(
+        {
+            "document 1": ("wren", 1.0),
+            "Barn (document 2)": ("owl", 0.5),
+            "document 3": ("crow", 0.25),
+        }
+    )
+    second = digested({"document 1": ("owl", 0.75), "document 2": ("crow", 0.125)})
     compared = compare_answers(first, second, ("all", "few"))
     assert str(compared).splitlines()[2:] == [
-        "Of the documents of both “2” (in few “1”) changed most, from +0.500 to +0.750.",
-        "Only in all: “1” (+1.000).",
+        "Of the documents of both “Barn (document 2)” (in few “document 1”) changed most, from "
+        "+0.500 to +0.750.",
+        "Only in all: “document 1” (+1.000).",
         "",
-        "score                all     few  difference",
-        "“1”               +1.000",
-        "“2” (in few “1”)  +0.500  +0.750      +0.250",
-        "“3” (in few “2”)  +0.250  +0.125      -0.125",
+        "score                                         all     few  difference",
+        "“document 1”                               +1.000",
+        "“Barn (document 2)” (in few “document 1”)  +0.500  +0.750      +0.250",
+        "“document 3” (in few “document 2”)         +0.250  +0.125      -0.125",
     ]
-    assert [part.second_name for part in compared.parts] == ["", "1", "2"]
+    assert [part.second_name for part in compared.parts] == ["", "document 1", "document 2"]
 
 
-def test_two_texts_under_one_name_are_two_documents():
+def test_a_document_whose_text_was_changed_is_the_same_by_its_title():
     first = digested({"town": ("old", 1.0), "port": ("sea", 0.5)})
     second = digested({"port": ("sea", 0.5), "town": ("new", 0.75)})
     assert compare_answers(first, second).finding.splitlines()[2:] == [
+        "Of the documents of both “town” changed most, from +1.000 to +0.750."
+    ]
+
+
+@pytest.mark.parametrize("name", ["document 1", "Barn (document 1)"])
+def test_two_texts_under_one_number_are_two_documents(name):
+    first = digested({name: ("old", 1.0), "port": ("sea", 0.5)})
+    second = digested({"port": ("sea", 0.5), name: ("new", 0.75)})
+    assert compare_answers(first, second).finding.splitlines()[2:] == [
         "Of the documents of both none changed.",
-        "Only in first: “town” (+1.000).",
-        "Only in second: “town” (+0.750).",
+        f"Only in first: “{name}” (+1.000).",
+        f"Only in second: “{name}” (+0.750).",
     ]
     with pytest.raises(ValueError, match="other documents.* by their texts"):
-        compare_answers(digested({"a": ("old", 1.0)}), digested({"a": ("new", 1.0)}))
+        compare_answers(digested({name: ("old", 1.0)}), digested({name: ("new", 1.0)}))
 
 
 def test_documents_of_one_text_are_paired_by_name_where_they_can_be():
