@@ -32,6 +32,7 @@ class AnswerPart(NamedTuple):
     of_tokens: float
     most: str
     error: float | None = None  # of the score, of methods that say it
+    digest: str | None = None  # of a document's text
 
 
 class Answer(NamedTuple):

@@ -2,7 +2,10 @@
 
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from math import isnan, nan
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,19 +17,23 @@ from lim_jax.attribution.methods.method_table import METHODS
 from lim_jax.attribution.parts import IN_NO_PART, UNNAMED
 
 ANSWER = "answer.json"
+NUMBERED = re.compile(r"(.* \()?document \d+\)?")  # as `named_documents` numbers them
 DOTS = "..."  # behind an answer that was cut
 ENTRIES = {"question", "answer", "cut", "foil", "method", "given", "parts"}
 AnswerRecord = Mapping[str, Any]  # what answer.json holds
+Part = Mapping[str, Any]  # one of its parts
+Pair = tuple[Part | None, Part | None]  # the same part of two answers; None where one has it not
 
 
 class ComparedPart(NamedTuple):
     """A part's scores in both answers, and the second less the first; NaN where one has it not."""
 
-    name: str
+    name: str  # the first answer's, where that has the part
     kind: str
     first: float
     second: float
     difference: float
+    second_name: str = ""  # where the second answer has another
 
 
 class ComparedAnswers(NamedTuple):
@@ -46,9 +53,7 @@ class ComparedAnswers(NamedTuple):
             lines.insert(0, f"They answer different questions: “{first}” and “{second}”.")
         documents = [part for part in self.parts if part.kind == "document"]
         both = [part for part in documents if not isnan(part.difference)]
-        most = max(both, key=lambda part: abs(part.difference))
-        scores = f"{self._spelt(most.first)} to {self._spelt(most.second)}"
-        lines.append(f"Of the documents of both “{most.name}” changed most, from {scores}.")
+        lines.append(f"Of the documents of both {self._largest_change(both)}.")
         for name, column in zip(self.names, ("second", "first"), strict=True):
             alone = [part for part in documents if isnan(getattr(part, column))]
             scores_alone = [
@@ -65,14 +70,29 @@ class ComparedAnswers(NamedTuple):
     @property
     def rows(self) -> list[list[str]]:
         """The rows of the table; the first names the columns."""
-        names = [IN_NO_PART if p.kind == UNNAMED else f"“{p.name}”" for p in self.parts]
-        numbers = [list(map(self._spelt, part[2:])) for part in self.parts]
+        names = [IN_NO_PART if p.kind == UNNAMED else self._quoted(p) for p in self.parts]
+        scores = [(part.first, part.second, part.difference) for part in self.parts]
+        numbers = [list(map(self._spelt, row)) for row in scores]
         cells = [[name, *row] for name, row in zip(names, numbers, strict=True)]
         return [["score", *self.names, "difference"], *cells]
 
     def __str__(self) -> str:
         """Return the finding and the table."""
         return f"{self.finding}\n\n{text_table(self.rows)}"
+
+    def _largest_change(self, parts: Sequence[ComparedPart]) -> str:
+        """Say which part changed most and how, or that none did in the digits that are shown."""
+        changed = [p for p in parts if self._spelt(p.first) != self._spelt(p.second)]
+        if not changed:
+            return "none changed"
+        most = max(changed, key=lambda part: abs(part.difference))
+        scores = f"{self._spelt(most.first)} to {self._spelt(most.second)}"
+        return f"{self._quoted(most)} changed most, from {scores}"
+
+    def _quoted(self, part: ComparedPart) -> str:
+        """Return a part's name, with the second answer's beside it where that is another."""
+        other = f" (in {self.names[1]} “{part.second_name}”)" if part.second_name else ""
+        return f"“{part.name}”{other}"
 
     def _spelt(self, score: float) -> str:
         """Write a score with its sign, a share in per cent, and nothing for NaN."""
@@ -87,6 +107,7 @@ def compare_answers(
 ) -> ComparedAnswers:
     """Put the scores that two answers by one method give each part beside each other.
 
+    Documents are paired by their texts, or by their names where an answer says nothing of texts.
     The questions may differ; the finding says so.
     """
     kinds = [_kind_of_scores(answer) for answer in (first, second)]
@@ -97,26 +118,78 @@ def compare_answers(
         expected=f"{kinds[0]}, as the first's",
         cure="Ask both by one method, and both with a foil or both without.",
     )
-    scores = [
-        {(p["name"], p["kind"]): p["score"] for p in answer["parts"] if p["score"] is not None}
+    parts, other_parts = (
+        [part for part in answer["parts"] if part["score"] is not None]
         for answer in (first, second)
-    ]
-    shared = [kind for _, kind in scores[0].keys() & scores[1].keys()]
+    )
+    by_text = all(_has_digests(answer["parts"]) for answer in (first, second))
+    pairs = _pair_parts(parts, other_parts, by_text)
+    what = "texts" if by_text else "names"
     require(
-        "document" in shared,
+        any(one and other and one["kind"] == "document" for one, other in pairs),
         "second",
         got="an answer from other documents",
         expected="at least one document of the first's",
-        cure="Give the documents the same names in both: they are compared by name.",
+        cure=f"Give a document in both: they are compared by their {what}.",
     )
-    labels = sorted({**scores[0], **scores[1]}, key=lambda p: (p[1] == UNNAMED, p[1] != "document"))
-    parts = []
-    for name, kind in labels:
-        first_score, second_score = (by_part.get((name, kind), nan) for by_part in scores)
-        parts.append(
-            ComparedPart(name, kind, first_score, second_score, second_score - first_score)
-        )
-    return ComparedAnswers(names, (first, second), parts)
+    compared = [_compare_pair(pair) for pair in pairs]
+    compared.sort(key=lambda part: (part.kind == UNNAMED, part.kind != "document"))
+    return ComparedAnswers(names, (first, second), compared)
+
+
+def _has_digests(parts: Sequence[Part]) -> bool:
+    """Tell whether the documents among these parts have digests, as earlier versions wrote none."""
+    return all(part.get("digest") for part in parts if part["kind"] == "document")
+
+
+def _pair_parts(first: Sequence[Part], second: Sequence[Part], by_text: bool) -> list[Pair]:
+    """Pair the parts of two answers by name, but documents by text where answers have digests.
+
+    A name with a document's number changes where another document is left out. By any other name a
+    document whose text was changed is the same one.
+    """
+    if not by_text:
+        return _pair_by(lambda part: part["name"], first, second)
+    pairs = _pair_by(lambda part: part["digest"] or part["name"], first, second)
+    alone = [[pair[side] for pair in pairs if pair[1 - side] is None] for side in (0, 1)]
+    changed = _pair_by(
+        lambda part: part["digest" if NUMBERED.fullmatch(part["name"]) else "name"], *alone
+    )
+    found = [pair for pair in pairs if None not in pair] + changed
+    places = {id(part): place for place, part in enumerate([*first, *second])}
+    return sorted(found, key=lambda pair: places[id(pair[0] or pair[1])])
+
+
+def _pair_by(
+    key: Callable[[Part], str], first: Sequence[Part], second: Sequence[Part]
+) -> list[Pair]:
+    """Pair the parts of one kind for which a key is the same."""
+    alike = defaultdict[tuple[str, str], tuple[list[Part], list[Part]]](lambda: ([], []))
+    for side, parts in enumerate((first, second)):
+        for part in parts:
+            alike[part["kind"], key(part)][side].append(part)
+    return [pair for both in alike.values() for pair in _pair_alike(*both)]
+
+
+def _pair_alike(first: Sequence[Part], second: Sequence[Part]) -> list[Pair]:
+    """Pair parts that are alike, such as documents of one text: those of one name together."""
+    shared = {part["name"] for part in first} & {part["name"] for part in second}
+    ours, theirs = (
+        sorted(parts, key=lambda part: (part["name"] not in shared, part["name"]))
+        for parts in (first, second)
+    )
+    return list(zip_longest(ours, theirs))
+
+
+def _compare_pair(pair: Pair) -> ComparedPart:
+    """Return the scores of a part that one answer has or both, under the first's name."""
+    first, second = (nan if part is None else part["score"] for part in pair)
+    known = [part for part in pair if part is not None]
+    name = known[0]["name"]
+    second_name = known[-1]["name"]
+    if second_name == name:
+        second_name = ""
+    return ComparedPart(name, known[0]["kind"], first, second, second - first, second_name)
 
 
 def shown_answer(text: str, cut: bool) -> str:

@@ -38,7 +38,13 @@ from lim_jax.models.ids import padded_length
 from lim_jax.models.language_model import LanguageModel
 from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.prompts.contexts import Context, PromptOnly
-from lim_jax.prompts.documents import QUESTION, Document, named_documents, require_question
+from lim_jax.prompts.documents import (
+    QUESTION,
+    Document,
+    named_documents,
+    require_question,
+    text_digest,
+)
 from lim_jax.prompts.own_answers import ANSWERS, answer_ends, generate_answers, without_ends
 from lim_jax.prompts.prompt_files import (
     Line,
@@ -436,11 +442,11 @@ def answer_without(
 
 def part_rows(line: Line, context: Context, scores: Scores) -> tuple[AnswerPart, ...]:
     """Return a row for each named part of the context, documents by their scores first."""
-    names = {document.name for document in line.documents}
-    kinds = {**dict.fromkeys(names, "document"), QUESTION: "question"}
+    digests = {document.name: text_digest(document) for document in line.documents}
+    kinds = {**dict.fromkeys(digests, "document"), QUESTION: "question"}
     by_name = scores.by_name()
     errors = scores.errors_by_name()
-    total = sum(abs(score) for (name, _), score in by_name.items() if name in names) or 1
+    total = sum(abs(score) for (name, _), score in by_name.items() if name in digests) or 1
 
     def part(name: str, kind: str, positions: np.ndarray) -> AnswerPart:
         """Return the row of one part: its score, its share of documents' scores, its tokens."""
@@ -457,7 +463,17 @@ def part_rows(line: Line, context: Context, scores: Scores) -> tuple[AnswerPart,
             score = 0.0 if isnan(score) else score  # one that has no tokens gives nothing
             share_of_documents = score / total
         share = positions.size / context.length
-        return AnswerPart(name, kind, score, share_of_documents, positions.size, share, most, error)
+        return AnswerPart(
+            name,
+            kind,
+            score,
+            share_of_documents,
+            positions.size,
+            share,
+            most,
+            error,
+            digests.get(name),
+        )
 
     parts = [part(*named, positions) for named, positions in iterate_parts(context)]
     parts.sort(key=lambda p: (p.kind == UNNAMED, p.kind != "document", -np.nan_to_num(p.score)))

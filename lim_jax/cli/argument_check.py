@@ -17,6 +17,12 @@ FLAG = re.compile(r"--?[A-Za-z][^\s=]*(=.*)?", re.DOTALL)
 NUMBERS = {int: "a whole number", float: "a number"}
 
 
+class Least(NamedTuple):
+    """A mark of an annotation: the least number that an argument takes."""
+
+    number: int
+
+
 class Argument(NamedTuple):
     """An argument of a command: its name on the command line, and the values that it takes."""
 
@@ -25,6 +31,7 @@ class Argument(NamedTuple):
     kind: Any
     required: bool
     positional: bool
+    least: int | None = None  # the least number that it takes
 
     @property
     def name(self) -> str:
@@ -122,7 +129,8 @@ def _arguments(command: Callable[..., int]) -> list[Argument]:
         positional = tyro.conf.Positional in marks
         required = parameter.default is parameter.empty
         flag = f"--{name.replace('_', '-')}"
-        arguments.append(Argument(flag, metavar, plain[name], required, positional))
+        least = next((mark.number for mark in marks if isinstance(mark, Least)), None)
+        arguments.append(Argument(flag, metavar, plain[name], required, positional, least))
     return arguments
 
 
@@ -150,6 +158,8 @@ def _require_values(name: str, argument: Argument, values: Sequence[str]) -> Non
     kinds = _kinds(argument.kind)
     choices = [choice for kind in kinds for choice in _choices(kind)]
     number = next((NUMBERS[kind] for kind in kinds if kind in NUMBERS), None)
+    if number and argument.least is not None:
+        number += f" of at least {argument.least}"
     expected = f"one of {', '.join(choices)}" if choices else number or "a value"
     if argument.kind is bool:
         return
@@ -160,7 +170,7 @@ def _require_values(name: str, argument: Argument, values: Sequence[str]) -> Non
     for value in values:
         if Path in kinds and not value:  # which would be the current folder
             raise _refusal(name, f"{argument.name} ''", "is empty", "pass a path")
-        if not any(_fits(kind, value) for kind in kinds):
+        if not any(_fits(kind, value, argument.least) for kind in kinds):
             raise _refusal(
                 name, f"{argument.name} {value}", "is not accepted", f"pass {expected}", choices
             )
@@ -178,8 +188,8 @@ def _choices(kind: Any) -> list[str]:
     return list(get_args(kind)) if get_origin(kind) is Literal else []
 
 
-def _fits(kind: Any, value: str) -> bool:
-    """Tell whether a word of the command line is a value of this type."""
+def _fits(kind: Any, value: str, least: int | None) -> bool:
+    """Tell whether a word of the command line is a value of this type, a number not too small."""
     if kind is type(None):
         return value == "None"
     if get_origin(kind) is Literal:
@@ -187,10 +197,10 @@ def _fits(kind: Any, value: str) -> bool:
     if kind not in NUMBERS:
         return True
     try:
-        kind(value)
+        number = kind(value)
     except ValueError:
         return False
-    return True
+    return least is None or number >= least
 
 
 def _list_flags(flags: Sequence[str] | dict[str, Argument]) -> str:

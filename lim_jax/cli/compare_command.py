@@ -136,8 +136,15 @@ def _pages(first: Path, second: Path) -> list[str]:
 
 
 def _names(first: Path, second: Path) -> Names:
-    """Return the names of two folders, or their whole paths if both have one name."""
-    first_name = first.resolve().name
-    second_name = second.resolve().name
-    names = (first_name, second_name) if first_name != second_name else (str(first), str(second))
-    return in_one_line(names[0]), in_one_line(names[1])
+    """Return the names of two folders, or their whole paths if both have one name.
+
+    A folder that is compared with itself is called the first and the second.
+    """
+    first_name = in_one_line(first.resolve().name)
+    second_name = in_one_line(second.resolve().name)
+    if first_name == second_name:
+        first_name = in_one_line(str(first))
+        second_name = in_one_line(str(second))
+    if first_name == second_name:
+        return f"{first_name} (first)", f"{second_name} (second)"
+    return first_name, second_name

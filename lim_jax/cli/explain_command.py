@@ -27,6 +27,8 @@ from lim_jax.attribution.time_budget import (
 from lim_jax.cli.answers import answer_contexts, own_answer_lines
 from lim_jax.cli.arguments import (
     Compute,
+    Count,
+    CountOrNone,
     Data,
     Download,
     ExplainedLoss,
@@ -59,8 +61,8 @@ def explain(
     model: tyro.conf.Positional[Model],
     data: Data,
     loss: ExplainedLoss = "next-token",
-    max_length: int = 512,
-    contexts: int | None = None,
+    max_length: Count = 512,
+    contexts: CountOrNone = None,
     delta: float = 0.2,
     depth: int = 0,
     certificates: Judged = "deciding",
@@ -116,7 +118,7 @@ def explain(
     choice_key, explanation_key = jax.random.split(jax.random.key(seed))
     with run_folder(out, "explain", arguments, overwrite=overwrite) as folder, jax.enable_x64(True):
         _require_options(max_length, delta, html)
-        most = MOST if contexts is None else as_int(contexts, "contexts")
+        most = MOST if contexts is None else contexts
         unfinished = folder / UNFINISHED
         opened = open_model(model, download, compute)
         lines = read_prompts(data, opened, loss, max_length)
@@ -213,7 +215,6 @@ def _write_explanation(
 
 def _require_options(max_length: int, delta: float, html: bool) -> None:
     """Raise early unless the regions fit, and a page's packages exist."""
-    as_int(max_length, "max_length")
     boundary_regions(token_grid(max_length), delta)
     if html:
         require_page_packages()

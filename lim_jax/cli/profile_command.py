@@ -19,6 +19,7 @@ from lim_jax.attribution.signed_profile import SignedProfile, signed_profile
 from lim_jax.cli.answers import answer_contexts, own_answer_lines
 from lim_jax.cli.arguments import (
     Compute,
+    Count,
     Data,
     Download,
     Loss,
@@ -60,10 +61,10 @@ def profile(
     loss: Loss = "next-token",
     method: PartsMethod = None,
     delta: float = 0.2,
-    max_length: int = 512,
+    max_length: Count = 512,
     shuffle: int = 0,
     signed: bool = False,
-    answer_tokens: int = 32,
+    answer_tokens: Count = 32,
     foil: str = "",
     html: bool = False,
     download: Download = False,
@@ -108,8 +109,6 @@ def profile(
     if finished_before(out, "profile", arguments, overwrite=overwrite):
         return 0
     with run_folder(out, "profile", arguments, overwrite=overwrite) as folder:
-        as_int(max_length, "max_length")
-        as_int(answer_tokens, "answer_tokens")
         as_int(shuffle, "shuffle", least=0)
         require(
             shuffle != 1,

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from hashlib import sha256
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -108,6 +109,11 @@ def named_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
 def _shared_names(names: Sequence[str]) -> set[str]:
     """Return the names that several documents have, or that are of a part that is no document."""
     return {name for name, count in Counter(names).items() if count > 1 or is_reserved(name)}
+
+
+def text_digest(document: Document) -> str:
+    """Return what tells a document's text, without white space at its ends, from other texts."""
+    return sha256(document.text.strip().encode()).hexdigest()[:16]
 
 
 def title_size(name: str, text: str) -> int:

@@ -44,6 +44,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
         "as before it",
         "standard error over contexts, or of one answer's score; empty or null where there is none",
     ),
+    "digest": (TEXT, "tells a document's text from others, by which `compare` finds it; else null"),
     "index": (NUMBER, "the token, from 0"),
     "token": (TEXT, "the token; of a character of several tokens the whole character"),
     "piece": (TEXT, "which of a character's tokens it is, such as `1/3`; else empty"),
@@ -72,6 +73,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "first_error": ("as the file", "its standard error"),
     "second": ("as the file", "in the second result"),
     "second_error": ("as the file", "its standard error"),
+    "second_name": (TEXT, "what the second answer calls the document, where that differs"),
     "difference": ("as the file", "the second minus the first"),
     "first_contexts": ("contexts", "how many of the first have the part"),
     "second_contexts": ("contexts", "how many of the second have it"),
@@ -86,7 +88,8 @@ PART = ("name", "kind", "share", "error", "tokens", "of_tokens", "contexts", "te
 CHANGE = ("first", "first_error", "second", "second_error", "difference", "error")
 FILES: dict[str, tuple[str, ...]] = {
     "answer.json, parts": (
-        "name", "kind", "score", "of_documents", "tokens", "of_tokens", "most", "error"
+        "name", "kind", "score", "of_documents", "tokens", "of_tokens", "most", "error",
+        "digest",
     ),
     "profile.json, records": PART,
     "records.csv": PART,
@@ -118,7 +121,9 @@ FILES: dict[str, tuple[str, ...]] = {
     "matrix.csv": ("answer_part", "said", "part", "name", "text", "tokens", "score"),
     "compare.csv": ("position", *CHANGE),
     "compare, records.csv": ("name", *CHANGE, "first_contexts", "second_contexts", "pairs"),
-    "compare, records.csv of answers": ("name", "kind", "first", "second", "difference"),
+    "compare, records.csv of answers": (
+        "name", "kind", "first", "second", "difference", "second_name"
+    ),
 }  # fmt: skip
 
 # Of the JSON files of `ask`, `profile` and `explain`: entries by where they stand in the file.

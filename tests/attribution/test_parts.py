@@ -237,13 +237,82 @@ def test_answers_are_compared_part_by_part_the_second_less_the_first():
     first = answer({"a": 1.0, "": 0.5, "question": 0.25, "b": 0.5}, given=2.0)
     second = answer({"question": 0.5, "c": 0.125, "a": 1.25, "": 0.5, "b": -1.0}, given=-1.0)
     compared = compare_answers(first, second, ("old", "new"))
-    rows = {part.name: part[2:] for part in compared.parts}
+    rows = {part.name: part[2:5] for part in compared.parts}
     assert list(rows) == ["a", "b", "c", "question", ""]
     assert rows["b"] == (0.5, -1.0, -1.5) and rows["a"] == (1.0, 1.25, 0.25)
     assert compared.finding.splitlines()[2:] == [
         "Of the documents of both “b” changed most, from +0.500 to -1.000.",
         "Only in new: “c” (+0.125).",
         "All documents together give +2.00 and -1.00 of log odds.",
+    ]
+
+
+def digested(texts, **more):
+    """An answer from documents of these names, whose digests are their texts, each scored."""
+    record = answer({name: score for name, (_, score) in texts.items()}, **more)
+    for part in record["parts"]:
+        part["digest"] = texts[part["name"]][0]
+    return record
+
+
+def test_documents_of_two_answers_are_paired_by_their_texts():
+    """Their numbers, which may be their names, change where another document is left out."""
+    first = digested(
+        {
+            "document 1": ("wren", 1.0),
+            "Barn (document 2)": ("owl", 0.5),
+            "document 3": ("crow", 0.25),
+        }
+    )
+    second = digested({"document 1": ("owl", 0.75), "document 2": ("crow", 0.125)})
+    compared = compare_answers(first, second, ("all", "few"))
+    assert str(compared).splitlines()[2:] == [
+        "Of the documents of both “Barn (document 2)” (in few “document 1”) changed most, from "
+        "+0.500 to +0.750.",
+        "Only in all: “document 1” (+1.000).",
+        "",
+        "score                                         all     few  difference",
+        "“document 1”                               +1.000",
+        "“Barn (document 2)” (in few “document 1”)  +0.500  +0.750      +0.250",
+        "“document 3” (in few “document 2”)         +0.250  +0.125      -0.125",
+    ]
+    assert [part.second_name for part in compared.parts] == ["", "document 1", "document 2"]
+
+
+def test_a_document_whose_text_was_changed_is_the_same_by_its_title():
+    first = digested({"town": ("old", 1.0), "port": ("sea", 0.5)})
+    second = digested({"port": ("sea", 0.5), "town": ("new", 0.75)})
+    assert compare_answers(first, second).finding.splitlines()[2:] == [
+        "Of the documents of both “town” changed most, from +1.000 to +0.750."
+    ]
+
+
+@pytest.mark.parametrize("name", ["document 1", "Barn (document 1)"])
+def test_two_texts_under_one_number_are_two_documents(name):
+    first = digested({name: ("old", 1.0), "port": ("sea", 0.5)})
+    second = digested({"port": ("sea", 0.5), name: ("new", 0.75)})
+    assert compare_answers(first, second).finding.splitlines()[2:] == [
+        "Of the documents of both none changed.",
+        f"Only in first: “{name}” (+1.000).",
+        f"Only in second: “{name}” (+0.750).",
+    ]
+    with pytest.raises(ValueError, match="other documents.* by their texts"):
+        compare_answers(digested({name: ("old", 1.0)}), digested({name: ("new", 1.0)}))
+
+
+def test_documents_of_one_text_are_paired_by_name_where_they_can_be():
+    first = digested({"b": ("same", 1.0), "a": ("same", 0.5)})
+    second = digested({"a": ("same", 0.25), "c": ("same", 0.75)})
+    pairs = {(part.name, part.second_name): part[2:4] for part in compare_answers(first, second)[2]}
+    assert pairs == {("a", ""): (0.5, 0.25), ("b", "c"): (1.0, 0.75)}
+
+
+def test_documents_are_paired_by_name_where_an_answer_says_nothing_of_texts():
+    first = digested({"a": ("old", 1.0), "b": ("sea", 0.5)})
+    compared = compare_answers(first, answer({"a": 0.5, "b": 0.5}))
+    assert [part[:4] for part in compared.parts] == [
+        ("a", "document", 1.0, 0.5),
+        ("b", "document", 0.5, 0.5),
     ]
 
 

@@ -3,6 +3,8 @@
 import csv
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
+from math import isnan
 from typing import Any
 
 import equinox as eqx
@@ -23,6 +25,7 @@ from lim_jax.attribution.questions import Question, question_line, read_question
 from lim_jax.checkpoints.text import ChatTemplate
 from lim_jax.models import CausalLM, LanguageModel, Targets
 from lim_jax.models.foils import contrast, contrast_loss
+from lim_jax.prompts.documents import Document
 
 QUESTION = "Who?"
 DOCUMENTS = ["Up.", "Dn 2."]
@@ -193,6 +196,30 @@ def test_a_matrix_counts_the_tokens_of_each_part(network, tmp_path):
         ("document 2", "Up. ", "4"),
         ("document 2", "On.", "3"),
     ]
+
+
+def test_an_answer_without_a_document_is_compared_with_it_text_by_text(network):
+    """A document without a title is named by its number, which is another without the first."""
+    model = LanguageModel(network)
+    texts = ["Up.", "Dn 2.", "W."]
+    asked = [lim.ask(model, QUESTION, some, answer="She") for some in (texts, texts[1:])]
+    compared = asked[0].compare(asked[1])
+    pairs = {part.name: part.second_name for part in compared.parts if part.kind == "document"}
+    assert pairs == {"document 1": "", "document 2": "document 1", "document 3": "document 2"}
+    for part in compared.parts:
+        assert isnan(part.second) == (part.name == "document 1")
+    assert "Only in first: “document 1”" in compared.finding
+    assert "Only in second" not in compared.finding
+
+
+def test_a_part_has_the_digest_of_its_documents_text(network):
+    """Not of its title, nor of the white space at its ends."""
+    documents = [Document("Bird", "Up.\n"), Document("", "Dn.")]
+    answered = lim.ask(LanguageModel(network), QUESTION, documents, answer="She")
+    digests = {part["name"]: part["digest"] for part in answered.record()["parts"]}
+    assert digests.pop("Bird") == sha256(b"Up.").hexdigest()[:16]
+    assert digests.pop("document 2") == sha256(b"Dn.").hexdigest()[:16]
+    assert set(digests.values()) == {None}
 
 
 def rated(*scores):

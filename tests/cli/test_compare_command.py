@@ -371,6 +371,22 @@ def test_two_answers_are_shown_with_the_scores_of_each_part(tmp_path, capsys):
     ]
 
 
+def test_of_a_run_and_itself_nothing_changed_and_the_columns_have_two_names(tmp_path, capsys):
+    answers(tmp_path)
+    folder = str(tmp_path / "B")
+    assert main(["compare", folder, folder, "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    one, other = f"{folder} (first)", f"{folder} (second)"
+    assert printed[:4] == [
+        f"== {other} minus {one}: “B?” ==",
+        f"{one}: “of B”",
+        f"{other}: “of B”",
+        "Of the documents of both none changed.",
+    ]
+    heads = Frames((tmp_path / "out" / "compare.html").read_text("utf-8")).told["th"]
+    assert heads == ["score", one, other, "difference"]
+
+
 @pytest.mark.parametrize(
     "changed, message",
     [

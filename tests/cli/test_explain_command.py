@@ -628,8 +628,8 @@ def test_the_dear_numbers_are_foretold_by_their_operations():
     [
         (("nowhere", "--delta", "0.6"), "delta: got 0.6"),
         (("nowhere",), "model: got nowhere, which is not there"),
-        (("weights", "--max-length", "0"), "max_length: got 0"),
-        (("weights", "--contexts", "0"), "contexts: got 0"),
+        (("weights", "--max-length", "0"), "--max-length 0 is not accepted"),
+        (("weights", "--contexts", "0"), "--contexts 0 is not accepted"),
         (("weights", "--depth", "4"), "depth: got 4, expected a layer's depth"),
         (("weights", "--seed", "-1"), "seed: got -1"),
         (("weights", "--seed", f"{2**32}"), f"seed: got {2**32}"),

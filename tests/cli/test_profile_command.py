@@ -662,7 +662,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_any_work(
     "arguments, message",
     [
         (("--delta", "0.5"), "delta: got 0.5"),
-        (("--max-length", "0"), "max_length: got 0"),
+        (("--max-length", "0"), "--max-length 0 is not accepted"),
         (("--max-length", "5"), "line 1: got 10 tokens"),
         (("--loss", "answer", "--data", "nothing"), "data: got nothing"),
         (("--foil", "a"), "foil: got 'a' with --loss next-token, expected --loss contrast"),
@@ -671,7 +671,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_any_work(
             ("--loss", "contrast"),
             "line 1: got no foil, expected the foil, a text that might have followed",
         ),
-        (("--answer-tokens", "0"), "answer_tokens: got 0"),
+        (("--answer-tokens", "0"), "--answer-tokens 0 is not accepted"),
         (("--method", "rollout", "--html"), "html: got --html with --method rollout, expected"),
         (("--method", "rollout", "--signed"), "signed: got --signed with --method rollout"),
         (("--method", "rollout", "--shuffle", "2"), "shuffle: got --shuffle with --method rollout"),
