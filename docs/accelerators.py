@@ -43,7 +43,8 @@ COLUMNS = {
 
 
 BESIDE_COLUMNS = {
-    "device": "device", "size": "size", "tokens": "tokens", "job": "job", "side": "side", "precision": "precision",
+    "device": "device",
+    "size": "size", "tokens": "tokens", "job": "job", "side": "side", "precision": "precision",
     "difference": "difference", "first call": "first call, s", "seconds": "a call, s",
     "least": "least", "most": "most", "CPU seconds": "a call, s of the processor",
     "repeats": "repeats", "MiB": "MiB",

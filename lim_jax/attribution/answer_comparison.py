@@ -151,9 +151,12 @@ def _pair_parts(first: Sequence[Part], second: Sequence[Part], by_text: bool) ->
     if not by_text:
         return _pair_by(lambda part: part["name"], first, second)
     pairs = _pair_by(lambda part: part["digest"] or part["name"], first, second)
-    alone = [[pair[side] for pair in pairs if pair[1 - side] is None] for side in (0, 1)]
+    only_first = [part for part, other in pairs if part and not other]
+    only_second = [part for other, part in pairs if part and not other]
     changed = _pair_by(
-        lambda part: part["digest" if NUMBERED.fullmatch(part["name"]) else "name"], *alone
+        lambda part: part["digest" if NUMBERED.fullmatch(part["name"]) else "name"],
+        only_first,
+        only_second,
     )
     found = [pair for pair in pairs if None not in pair] + changed
     places = {id(part): place for place, part in enumerate([*first, *second])}

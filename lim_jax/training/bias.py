@@ -237,7 +237,8 @@ def _norm(tree: PyTree) -> Scalar:
 
 def _product(first: PyTree, second: PyTree) -> Scalar:
     """Compute the inner product of two pytrees."""
-    return sum(jax.tree.leaves(jax.tree.map(lambda a, b: jnp.sum(a * b), first, second)))
+    products = jax.tree.map(lambda a, b: jnp.sum(a * b), first, second)
+    return jnp.sum(jnp.stack(jax.tree.leaves(products)))
 
 
 def _or_one(number: Scalar) -> Scalar:
