@@ -105,9 +105,12 @@ class Scores(NamedTuple):
     note
         What else is to be known of these scores, in a sentence behind the finding.
     errors
-        The standard deviation of each score given what was read; of the mask path, by how much
-        a score changed when its gradients were last doubled. NaN where the method knows no error,
-        None for methods without errors.
+        The standard deviation of each score given what was read; of methods with `changes` their
+        sizes, by part. NaN where the method knows no error, None for methods without errors.
+    changes
+        By how much the score of each token changed when the mask path's gradients were last
+        doubled, with its sign: of any tokens these add up to the change of their score, whose
+        size is its error. None of other methods.
     losses
         The loss of each part of the answer on the whole context, of methods that read it; None
         else.
@@ -121,6 +124,7 @@ class Scores(NamedTuple):
     note: str = ""
     errors: Float[np.ndarray, "answer parts"] | None = None
     losses: Float[np.ndarray, " answer"] | None = None
+    changes: Float[np.ndarray, "answer length"] | None = None
 
     @property
     def documents(self) -> Int[np.ndarray, " documents"]:
@@ -135,22 +139,28 @@ class Scores(NamedTuple):
 
     def by_name(self) -> dict[tuple[str, str], float]:
         """Return the score of each named part for the whole answer, summed over its segments."""
-        scores: dict[tuple[str, str], float] = {}
-        for part, score in zip(self.parts, self.by_part.sum(axis=0).tolist(), strict=True):
-            scores[part.label] = scores.get(part.label, 0.0) + score
-        return scores
+        return self._sum_by_name(self.by_part.sum(axis=0))
 
     def errors_by_name(self) -> dict[tuple[str, str], float]:
-        """Return the error of each of those scores, as if those that are summed had none in common.
+        """Return the error of each of those scores: the size of its change, of a mask path.
 
-        Parts whose error the method does not say are left out.
+        Other errors add up in squares, as if the scores that are summed had none in common. Parts
+        whose error the method does not say are left out.
         """
+        if self.changes is not None:
+            changes = sum_by_part(self.changes, self.parts).sum(axis=0)
+            return {label: abs(change) for label, change in self._sum_by_name(changes).items()}
         if self.errors is None:
             return {}
-        squares: dict[tuple[str, str], float] = {}
-        for part, square in zip(self.parts, (self.errors**2).sum(axis=0).tolist(), strict=True):
-            squares[part.label] = squares.get(part.label, 0.0) + square
+        squares = self._sum_by_name((self.errors**2).sum(axis=0))
         return {label: math.sqrt(square) for label, square in squares.items() if square >= 0}
+
+    def _sum_by_name(self, by_part: Float[np.ndarray, " parts"]) -> dict[tuple[str, str], float]:
+        """Sum a number of each part over the parts of one name."""
+        sums: dict[tuple[str, str], float] = {}
+        for part, number in zip(self.parts, by_part.tolist(), strict=True):
+            sums[part.label] = sums.get(part.label, 0.0) + number
+        return sums
 
 
 # ``scores(model, context, answer, parts, loss, run)``.

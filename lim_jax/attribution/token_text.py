@@ -7,11 +7,13 @@ from unicodedata import category
 from jaxtyping import Float
 
 from lim_jax._terminal import MARKS as OBEYED_MARKS
+from lim_jax._terminal import in_one_line
 from lim_jax.results.percentages import percent
 
 MARKS = {" ": "␣", **OBEYED_MARKS}
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # of a token that makes no character by itself
 JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
+LAYOUT = "\n\t\N{LINE SEPARATOR}\N{PARAGRAPH SEPARATOR}"  # which a page may show
 MOST = 3  # tokens of a part that are named
 
 
@@ -43,9 +45,10 @@ def sum_by_text(
 
 
 def most_in_words(values_by_text: Mapping[str, float]) -> str:
-    """Name the tokens that hold most, each with its share of what all hold."""
+    """Name the tokens that hold most, each with its share of what all hold; none that hold none."""
     total = sum(values_by_text.values()) or 1
-    most = sorted(values_by_text.items(), key=lambda pair: -pair[1])[:MOST]
+    holding = [pair for pair in values_by_text.items() if pair[1] > 0]
+    most = sorted(holding, key=lambda pair: -pair[1])[:MOST]
     texts_and_shares = [
         (in_text(text).replace("\n", ""), percent(part / total)) for text, part in most
     ]
@@ -77,8 +80,5 @@ def visible(letter: str) -> str:
 
 
 def readable(text: str) -> str:
-    """Put a mark in place of each character of a text that no page can show, such as an escape."""
-    return "".join(
-        visible(letter) if category(letter) == "Cc" and letter not in "\n\t" else letter
-        for letter in text
-    )
+    """Put a mark in place of what a terminal would obey; ends of lines and tabs stay."""
+    return "".join(letter if letter in LAYOUT else in_one_line(letter) for letter in text)

@@ -25,11 +25,14 @@ const byToken = (chosen) =>
 const byPart = (chosen) =>
   parts.map((_, at) => sum(chosen.map((row) => data.parts[row][at])));
 
-/* The error of a sum of scores, as if they had nothing in common; nothing where they have none. */
+/* The error of a sum of scores: the size of its change; else as if they had nothing in common.
+   Nothing where they have no errors. */
 const errorOf = (chosen, columns) => {
-  if (!data.errors) return "";
-  const squares = chosen.flatMap((row) => columns.map((at) => data.errors[row][at] ** 2));
-  return ` ± ${Number(Math.sqrt(sum(squares)).toPrecision(2))}`;
+  const errors = data.changes ?? data.errors;
+  if (!errors) return "";
+  const summed = chosen.flatMap((row) => columns.map((at) => errors[row][at]));
+  const error = data.changes ? Math.abs(sum(summed)) : Math.hypot(...summed);
+  return ` ± ${Number(error.toPrecision(2))}`;
 };
 
 /* In five steps of each sign, the same on all pages: a step for each edge that a value reaches. */

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from lim_jax._checks import require_extra
+from lim_jax._terminal import in_one_line
 from lim_jax.attribution.answer import Answer
 from lim_jax.attribution.answer_comparison import dots_after
 from lim_jax.attribution.method import Scores, sum_by_part
@@ -43,12 +44,7 @@ class _ShownDocument(NamedTuple):
     name: str
     title: list[_Shown]
     parts: list[_Shown]
-
-    @property
-    def number(self) -> str:
-        """What the name has after the title, such as the number where others have that title."""
-        title = "".join(text for part in self.title for text, _ in part.tokens).strip()
-        return self.name.removeprefix(title).strip() if title else ""
+    number: str  # what the name has after the title, such as where others have that title
 
 
 def answer_page(answered: Answer, about: Mapping[str, str] | None = None) -> Page:
@@ -110,7 +106,7 @@ def sources_page(
     tokens = [token for part in [*shown, _Shown(-1, rest)] for token in part.tokens]
     order = [part.number for part in shown]
     return template("sources").render(
-        question=question,
+        question=readable(question),
         answer=_answer([part.text for part in scores.answer]),
         dots=dots_after(scores.answer[-1].text) if context.cut else "",
         count=len(scores.answer),
@@ -124,7 +120,7 @@ def sources_page(
         data=_quantise(scores, [positions for _, positions in tokens])
         | {
             "parts": _round(scores.by_part[:, order]),
-            "errors": None if scores.errors is None else _round(scores.errors[:, order]),
+            **_errors(scores, order),
             "edges": EDGES,
         },
         style="".join((HERE / name).read_text("utf-8") for name in ("page.css", "sources.css")),
@@ -136,7 +132,7 @@ def _shown_scores(scores: Scores, context: Context) -> Scores:
     """Return scores by sentence and token; those of parts alone spread evenly over their tokens.
 
     What is within two errors of zero has no shade. Errors are of the parts that were scored: a page
-    of sentences has them where these are the same.
+    of sentences has them where these are the same, or where tokens have changes, which add up.
     """
     parts = [scores.parts[column] for column in scores.documents.tolist()]
     errors = None if scores.errors is None else scores.errors[:, scores.documents]
@@ -149,14 +145,26 @@ def _shown_scores(scores: Scores, context: Context) -> Scores:
         by_token = scores.by_token.copy()
         sentences = document_segments(context)
         by_part = sum_by_part(by_token, sentences)
-        if [part.positions.tolist() for part in parts] != [s.positions.tolist() for s in sentences]:
+        if scores.changes is not None:
+            errors = np.abs(sum_by_part(scores.changes, sentences))
+        elif [p.positions.tolist() for p in parts] != [s.positions.tolist() for s in sentences]:
             errors = None
         parts = sentences
     if errors is not None:
         unsure = ~(np.abs(by_part) > 2 * errors)
         for part, rows in zip(parts, unsure.T, strict=True):
             by_token[np.ix_(rows, part.positions)] = 0
-    return Scores(scores.answer, parts, by_part, by_token, errors=errors)
+    return Scores(scores.answer, parts, by_part, by_token, errors=errors, changes=scores.changes)
+
+
+def _errors(scores: Scores, order: Sequence[int]) -> dict[str, Any]:
+    """Return the errors of shown parts, or their signed changes in place of errors."""
+    changes = None if scores.changes is None else sum_by_part(scores.changes, scores.parts)
+    errors = scores.errors if changes is None else None
+    return {
+        name: None if by_part is None else _round(by_part[:, order])
+        for name, by_part in (("errors", errors), ("changes", changes))
+    }
 
 
 def _positions(segments: Sequence[Segment]) -> np.ndarray:
@@ -167,7 +175,7 @@ def _positions(segments: Sequence[Segment]) -> np.ndarray:
 def _documents(
     parts: Sequence[Segment], scores: Float[np.ndarray, "answer parts"]
 ) -> list[_ShownDocument]:
-    """Return each document with its parts; of over `MANY` those first that gave most."""
+    """Return each document with its parts; over `MANY` stand as in the table, by their scores."""
     documents: dict[str, _ShownDocument] = {}
     gave: dict[str, float] = {}
     for number, (part, score) in enumerate(zip(parts, scores.sum(axis=0), strict=True)):
@@ -175,13 +183,21 @@ def _documents(
         # Its name stands above the document already.
         title = 0 if part.is_title or name in documents else _title_tokens(part)
         shown_part = _Shown(number, _tokens(part.texts[title:], part.positions[title:]))
-        document = documents.setdefault(name, _ShownDocument(name, [], []))
+        document = documents.setdefault(name, _ShownDocument(name, [], [], _number(part)))
         (document.title if part.is_title else document.parts).append(shown_part)
         gave[name] = gave.get(name, 0.0) + float(score)
     shown = list(documents.values())
     if len(shown) > MANY:
-        shown.sort(key=lambda document: -abs(gave[document.name]))
+        shown.sort(key=lambda document: -gave[document.name])
     return shown
+
+
+def _number(part: Segment) -> str:
+    """Return what a document's name has after its title, where `part` is the line of that."""
+    if not part.is_title:
+        return ""
+    title = in_one_line(part.text.removesuffix("\n"))  # as names have it
+    return part.within.removeprefix(title).strip()
 
 
 def _title_tokens(part: Segment) -> int:

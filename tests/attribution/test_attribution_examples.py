@@ -123,6 +123,11 @@ def test_most_in_words():
     ) == "“Wren” 75 %, “ the” 12 %, “⏎” 6 %"
 
 
+def test_tokens_that_hold_nothing_are_not_among_those_that_hold_most():
+    assert most_in_words({"⏎": 1.0, "school": 0.0, "The": 0.0}) == "“⏎” 100 %"
+    assert most_in_words({"a": 1.0, "b": 1e-3, "c": 0.0}) == "“a” 100 %, “b” 0.1 %"
+
+
 def test_in_text():
     shown = {" the": " the", "  ": "··", ".\n": ".⏎\n", "\x00": "⟨00⟩", "": "�"}
     # Spaces of any width and what joins letters are marked only where nothing else is to be seen.
@@ -131,8 +136,9 @@ def test_in_text():
 
 
 def test_readable():
-    assert readable("a\tb\n\u00a0می\u200cخ\u202b 👩\u200d👧\x1b[1m\r") == (
-        "a\tb\n\u00a0می\u200cخ\u202b 👩\u200d👧⟨1b⟩[1m␍"
+    """What a terminal would obey has a mark; marks of right-to-left writing stay."""
+    assert readable("a\tb\n\u00a0می\u200cخ\u200f\u2068 👩\u200d👧\x1b[1m\r\u202b\u2028") == (
+        "a\tb\n\u00a0می\u200cخ\u200f\u2068 👩\u200d👧⟨1b⟩[1m␍⟨202b⟩\u2028"
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from reference import numpy_network
 from reference.networks import byte_network, layer_of
+from reference.pages import Read
 
 import lim_jax as lim
 from lim_jax.attribution.explanation_run import ContextBatch
@@ -22,6 +23,7 @@ from lim_jax.attribution.time_budget import NetworkAndLoss
 from lim_jax.models import CausalLM, LanguageModel
 from lim_jax.prompts.contexts import tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
+from lim_jax.report.sources import answer_page
 
 TEXT = "Up.\n\nDn 2.\n\nQuestion: Who?\nAnswer:"
 PLACES = {"document 1": (0, 3), "document 2": (5, 10), "question": (22, 26)}
@@ -197,6 +199,30 @@ def test_a_paths_error_is_what_three_gradients_in_place_of_seven_change(network)
     assert {part.name for part in compared.parts} == {"document 1", "document 2"}
     question = [row for row in f"{answered}".splitlines() if row.startswith("“question”")]
     assert question == [f"“question”{'4':>{len(question[0]) - len('“question”')}}"]
+
+
+def test_a_paths_errors_of_documents_do_not_depend_on_how_these_are_cut(network):
+    """Changes of a document's tokens have signs, and add up to that of its score."""
+    fine, coarse = (interpolating_path(network, nodes) for nodes in (7, 3))
+    expected = {
+        name: abs((fine - coarse)[start:end].sum())
+        for name, (start, end) in PLACES.items()
+        if name != "question"
+    }
+    for document_parts in ("documents", "sentences", "tokens"):
+        for parts in ("answer", "token"):
+            answered = ask_model(network, "mask-path", parts=parts, document_parts=document_parts)
+            errors = {part.name: part.error for part in answered.parts if part.error is not None}
+            assert errors == pytest.approx(expected, rel=1e-6), (document_parts, parts)
+            data = Read(answer_page(answered).html).json("data")
+            assert data["errors"] is None
+            columns = np.array(data["changes"]).sum(axis=0)
+            shown = [columns[0].sum(), columns[1:].sum()]  # a sentence, and two
+            np.testing.assert_allclose(np.abs(shown), list(expected.values()), rtol=2e-3)
+    record = {part["name"]: part["error"] for part in answered.record()["parts"]}
+    assert record["document 2"] == pytest.approx(expected["document 2"])
+    (row,) = [row for row in f"{answered}".splitlines() if row.startswith("“document 2”")]
+    assert f"±{expected['document 2']:.3f}" in row
 
 
 @pytest.mark.slow

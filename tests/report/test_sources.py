@@ -1,15 +1,18 @@
 """The page of an answer: its data beside the scores, and texts that are no markup."""
 
 import base64
+import re
 
 import numpy as np
 import pytest
 from reference.pages import Read
 from reference.sources import CONTEXT, SCRIPT, made_scores, written
 
+from lim_jax._terminal import OBEYED
 from lim_jax.attribution.method import Scores, scores_by_token
 from lim_jax.attribution.segments import answer_segments, context_segments, document_segments
 from lim_jax.attribution.together import Together
+from lim_jax.attribution.token_text import readable
 from lim_jax.prompts.contexts import tokenize_context
 from lim_jax.prompts.documents import Document, RenderedPrompt, document_prompt
 from lim_jax.report.sources import sources_page
@@ -26,7 +29,7 @@ def test_the_data_are_the_scores_of_what_is_shown_and_texts_are_escaped(tmp_path
         f"<i>{number}</i>": by_token[:, CONTEXT.spans[number].positions].sum()
         for number in range(6)
     }
-    assert names == sorted(gave, key=lambda name: -abs(gave[name])), "more than five"
+    assert names == sorted(gave, key=lambda name: -gave[name]), "more than five, as the table"
     sentences = [part["inner"] for part in page.all("span", "part")]
     texts = {
         scores.parts[column].text: scores.by_part[:, column] for column in scores.documents.tolist()
@@ -119,6 +122,24 @@ def test_a_title_stands_once_above_its_document(parts):
     assert [shown.count(word) for word in ("Åre", "Text", "snows", "said")] == [3, 1, 1, 1], shown
     data = page.json("data")
     np.testing.assert_allclose(data["parts"], by_part[:, scores.documents])
+
+
+@pytest.mark.parametrize("title", ["Wren ", " Wren", "Owl\tBarn", "# Two\n## lines", "\u202eabc"])
+def test_a_title_of_what_cannot_be_seen_stands_once(title):
+    """The name beside it has the number alone, where several documents have the title."""
+    for count, numbers in ((1, []), (2, ["(document 1)", "(document 2)"])):
+        documents = [Document(title, f"{number} x\u202ey.") for number in range(count)]
+        context = tokenize_context(document_prompt(documents, "Where?"), " Å")
+        parts = context_segments(context, "sentences")
+        by_part = np.ones((1, len(parts)))
+        scores = Scores(answer_segments(context), parts, by_part)
+        html = sources_page(scores, context, question="Who\u202e?", how="drawn")
+        page = Read(html)
+        shown = [one["inner"] for one in page.all("bdi", "number")]
+        assert shown == numbers
+        titles = [one["inner"] for one in page.all("span", "title")]
+        assert titles == [readable(f"{title}\n")] * count
+        assert OBEYED.search(re.sub("[\n\t]", "", html)) is None and "⟨202e⟩" in html
 
 
 def test_tokens_that_show_nothing_of_a_title_are_not_taken_for_it():

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from reference.browser import PROGRAM, browser
 from reference.pages import Read
-from reference.sources import QUESTION, SCRIPT, made_scores, written
+from reference.sources import CONTEXT, QUESTION, SCRIPT, made_scores, written
+
+from lim_jax.report.sources import sources_page
 
 pytestmark = [
     pytest.mark.slow,  # a browser is started
@@ -165,3 +167,20 @@ def test_a_page_of_sources_loads_and_logs_nothing_else(tab):
     assert len(requests) == 1 and requests[0].startswith("file:")
     assert [found for complaint in COMPLAINTS for found in tab.tab.named(complaint)] == []
     assert tab.value("document.title") == QUESTION
+
+
+def test_the_error_of_a_document_is_the_size_of_its_change(tmp_path):
+    """Signed changes add up over sentences, and over the tokens of the answer."""
+    scores = made_scores("token")
+    assert scores.by_token is not None
+    changes = np.random.default_rng(1).normal(size=scores.by_token.shape)
+    path = tmp_path / "page.html"
+    html = sources_page(scores._replace(changes=changes), CONTEXT, question="?", how="drawn")
+    path.write_text(html, encoding="utf-8")
+    with browser() as opened:
+        opened.open(path, 1100, 700)
+        said = opened.value("[...document.querySelectorAll('.gave')].map(one => one.textContent)")
+    names = [heading["inner"].strip() for heading in Read(html).all("h3")]
+    numbers = [int(name[len("<i>")]) for name in names]
+    expected = [abs(changes[:, CONTEXT.spans[number].positions].sum()) for number in numbers]
+    assert [float(one.split(" ± ")[1]) for one in said] == pytest.approx(expected, rel=0.06)

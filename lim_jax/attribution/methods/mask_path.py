@@ -81,14 +81,14 @@ def scores(
         return np.where(inside, gradients, 0)
 
     by_token = np.zeros((len(answer), context.length))
-    errors = np.zeros((len(answer), len(documents)))
+    changes = np.zeros_like(by_token)
     rows = np.arange(len(answer))  # whose scores are not known to add up
     nodes = NODES
     gradients = gradients_at(rows, nested_rule(nodes).log_weights)
     while True:
         by_token[rows] = np.tensordot(nested_rule(nodes).shares, gradients, axes=1)
         coarser = np.tensordot(nested_rule(nodes // 2).shares, gradients[1::2], axes=1)
-        errors[rows] = np.abs(sum_by_part(by_token[rows] - coarser, documents))
+        changes[rows] = by_token[rows] - coarser
         unresolved = is_unresolved(by_token[rows].sum(axis=1), effects[rows])
         nodes = 2 * nodes + 1
         if not unresolved.any() or nodes > MOST_NODES:
@@ -100,7 +100,8 @@ def scores(
         finer[1::2] = gradients[:, unresolved]
         gradients = finer
     result = scores_by_token(answer, documents, by_token, effects, _note(by_token, effects))
-    return result._replace(losses=whole, errors=errors)
+    errors = np.abs(sum_by_part(changes, documents))
+    return result._replace(losses=whole, errors=errors, changes=changes)
 
 
 def is_unresolved(
