@@ -90,10 +90,19 @@ class Answer(NamedTuple):
     @property
     def finding(self) -> str:
         """Whether a document supports the answer, which gave most, and what all of them give."""
-        signed = METHODS[self.method].signed
+        method = METHODS[self.method]
         foil = shown_answer(self.foil, cut=False)
         verdict = None if self.support is None else self.support.verdict
-        sentences = [answer_finding(self.parts, self.shown, foil, signed=signed, verdict=verdict)]
+        sentences = [
+            answer_finding(
+                self.parts,
+                self.shown,
+                foil,
+                signed=method.signed,
+                verdict=verdict,
+                whole=method.whole,
+            )
+        ]
         if self.support is not None:
             sentences += [self.support.finding, self._answered_without]
         if self.total_effect is not None:
@@ -198,8 +207,12 @@ def answer_finding(
     *,
     signed: bool = False,
     verdict: Verdict | None = None,
+    whole: str = "the whole influence",
 ) -> str:
-    """Say in a sentence which document gave most to the answer, if one supports it."""
+    """Say in a sentence which document gave most to the answer, if one supports it.
+
+    `whole` says of what scores without a sign are shares.
+    """
     documents = [part for part in parts if part.kind == "document"]
     top = max(documents, key=lambda part: part.score)
     quoted = f"“{answer}”" if answer else "without visible letters"
@@ -216,18 +229,19 @@ def answer_finding(
         opening = f"The answer {quoted} comes from “{top.name}” most of all"
     if signed:
         return _finding_of_scores(opening, documents, 0.0 if foil else AGAINST)
-    return _finding_of_shares(opening, documents)
+    return _finding_of_shares(opening, documents, whole)
 
 
-def _finding_of_shares(opening: str, documents: Sequence[AnswerPart]) -> str:
+def _finding_of_shares(opening: str, documents: Sequence[AnswerPart], whole: str) -> str:
     """Say what the document that gave most holds, and what all hold, of methods without a sign."""
     top = max(documents, key=lambda part: part.score)
-    several = len(documents) > 1
-    all_hold = f"the {len(documents)} documents hold" if several else "the document holds"
+    all_hold = f"{percent(sum(part.score for part in documents))} of {whole}"
+    if len(documents) == 1:
+        tokens = "1 token" if top.tokens == 1 else f"{top.tokens} tokens"
+        return f"{opening}: it holds {all_hold}, with {tokens}."
     return (
-        f"{opening}: it holds {percent(top.of_documents)} of what {all_hold}, with "
-        f"{top.tokens} of their {_tokens_of(documents)} tokens. They hold "
-        f"{percent(sum(part.score for part in documents))} of the whole influence."
+        f"{opening}: it holds {percent(top.of_documents)} of what the {len(documents)} documents "
+        f"hold, with {top.tokens} of their {_tokens_of(documents)} tokens. They hold {all_hold}."
     )
 
 

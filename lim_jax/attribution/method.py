@@ -186,6 +186,8 @@ class Method(NamedTuple):
         How documents are cut where the user does not say it.
     signed
         Whether a score has a sign; else it is a share.
+    whole
+        Of what it is a share, where it is one.
     """
 
     words: str
@@ -195,6 +197,7 @@ class Method(NamedTuple):
     answer_parts: tuple[AnswerParts, ...] = ALL_PARTS
     document_parts: DocumentParts = "sentences"
     signed: bool = True
+    whole: str = "what the whole context gives"
 
 
 def scores_by_token(

@@ -255,6 +255,15 @@ def test_a_finding_names_what_speaks_against_only_where_another_speaks_for():
     assert said.startswith("“b” decides most between “Wren” and “Owl”: +0.50")
 
 
+@pytest.mark.parametrize(
+    "method, whole",
+    [("influence", "the whole influence"), ("rollout", "all that attention hands on")],
+)
+def test_shares_are_of_what_the_method_shares_out(ask, method, whole):
+    finding = ask(method=method).finding
+    assert f" % of {whole}." in finding and finding.count(" of the whole") == (method != "rollout")
+
+
 def test_an_answer_of_the_models_own_that_did_not_end_is_cut(ask):
     assert ask("rollout", answer=None, answer_tokens=2).cut
     assert not ask("rollout").cut

@@ -484,7 +484,9 @@ def test_the_finding_of_one_document_and_of_none_that_matters():
     rest = AnswerPart("", "rest", 0.75, None, 2, 0.5, "")
     alone = [AnswerPart("a", "document", 0.25, 1.0, 4, 0.5, ""), rest]
     said = answer_finding(alone, "50% of it")
-    assert "holds 100 % of what the document holds, with 4 of their 4" in said
+    assert said.endswith("most of all: it holds 25 % of the whole influence, with 4 tokens.")
+    one_token = [alone[0]._replace(tokens=1), rest]
+    assert answer_finding(one_token, "a").endswith("with 1 token.")
     assert "The answer “50% of it” comes" in said, "as it was given"
     nothing = [AnswerPart(name, "document", 0.0, 0.0, 4, 0.5, "") for name in "ab"]
     assert "0 % of what the 2 documents hold" in answer_finding(nothing, "b")

@@ -49,4 +49,5 @@ METHOD = Method(
     cost=lambda parts, answer: Cost(1, 1),
     answer_parts=("answer",),
     signed=False,
+    whole="the whole influence",
 )

@@ -42,4 +42,5 @@ METHOD = Method(
     cost=lambda parts, answer: Cost(1),
     answer_parts=("answer",),
     signed=False,
+    whole="all that attention hands on",
 )
