@@ -107,7 +107,8 @@ def compare_answers(
 ) -> ComparedAnswers:
     """Put the scores that two answers by one method give each part beside each other.
 
-    Documents are paired by their texts, or by their names where an answer says nothing of texts.
+    Documents are paired by their texts, and where a text was changed by the title. Where an answer
+    says nothing of texts they are paired by their names.
     The questions may differ; the finding says so.
     """
     kinds = [_kind_of_scores(answer) for answer in (first, second)]
@@ -124,7 +125,7 @@ def compare_answers(
     )
     by_text = all(_has_digests(answer["parts"]) for answer in (first, second))
     pairs = _pair_parts(parts, other_parts, by_text)
-    what = "texts" if by_text else "names"
+    what = "texts and titles" if by_text else "names"
     require(
         any(one and other and one["kind"] == "document" for one, other in pairs),
         "second",
