@@ -3,6 +3,7 @@
 Of a context's window of ids, the last of which is the target of the loss at the last position.
 """
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -29,9 +30,13 @@ def in_document(tokens: int) -> np.ndarray:
     return quarters == 1
 
 
-def our_jobs(path: Path, window: np.ndarray) -> dict[str, Job]:
-    """Return each job of a network that is read once, with its weights and products in bfloat16."""
+def our_jobs(path: Path, window: np.ndarray, remat: str) -> dict[str, Job]:
+    """Return each job of a network that is read once, with its weights and products in bfloat16.
+
+    What its backward pass computes again is by `remat`, as a `ResidualFlow` has it.
+    """
     model = lim.models.load(path, storage_dtype="bfloat16", compute="bfloat16")
+    model = dataclasses.replace(model, flow=dataclasses.replace(model.flow, remat=remat))
     tokens = len(window) - 1
     ids = jnp.asarray(window, jnp.int32)
     chosen = jnp.asarray(in_document(tokens))

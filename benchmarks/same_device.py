@@ -8,7 +8,8 @@ weights, as it is published, in bfloat16: its jobs are those of `language_jobs` 
 ``--tokens``.
 
 The sides are ours as the library compiles it, eager PyTorch with its fused attention, and
-``torch.compile`` where it knows the job: at first order. Each is a process of its own, which reads
+``torch.compile`` where it knows the job: at first order. Influence at size 1b runs once more by a
+flow that keeps its products (``remat="save_matmuls"``). Each is a process of its own, which reads
 the network once. All numbers are compared with ours before any side is timed, relative to the
 largest of each array (`BOUNDS`); of generated tokens the share that differs is kept and not
 bounded, because a random network's logits are close to one another, and all after the first that
@@ -46,7 +47,7 @@ import sizes as published
 import torch
 import transformers
 import tyro
-from jobs import OURS, SIZES, STRENGTH, VOCABULARY, Size, named, network, our_jobs, weights
+from jobs import KEEPING, OURS, SIZES, STRENGTH, VOCABULARY, Size, named, network, our_jobs, weights
 from sides import EndedError, Job, Numbers, Side, await_turns, difference, turns
 
 from lim_jax._jit import filter_jit
@@ -113,8 +114,9 @@ def language_job(side: str, name: str, tokens: int, platform: Platform, folder: 
     """Return a side's job of the published network."""
     vocabulary = published.config(LANGUAGE)["vocab_size"]
     (window,) = published.windows(vocabulary, tokens, 1)
-    if side == OURS:
-        return language_jobs.our_jobs(folder, window)[name]
+    if side in (OURS, KEEPING):
+        remat = "save_matmuls" if side == KEEPING else "full"
+        return language_jobs.our_jobs(folder, window, remat)[name]
     return peer_llama.jobs(folder, window, platform, side == COMPILED)[name]
 
 
@@ -123,7 +125,7 @@ def memory_of_call(job: Job, side: str, platform: Platform) -> float:
     if platform == "cpu":
         ctypes.CDLL(None).malloc_trim(0)  # what earlier calls freed is not held before this one
         return record.peak_memory(job)
-    if side == OURS:
+    if side in (OURS, KEEPING):
         return jax.local_devices()[0].memory_stats()["peak_bytes_in_use"] / 2**20
     return torch.cuda.max_memory_allocated() / 2**20
 
@@ -136,7 +138,18 @@ def serve(job: Job, side: str, platform: Platform, file: Path) -> None:
     await_turns(job, numbers, file, told | {"MiB": memory_of_call(job, side, platform)})
 
 
-def started(arguments: list[str], name: str, stack: ExitStack) -> dict[str, Side]:
+def sides_of(size: str, name: str) -> list[str]:
+    """Return who runs a job: ours comes first, and keeps the products of wide layers once more."""
+    sides = [OURS]
+    if size == LANGUAGE and name == "influence":
+        sides.append(KEEPING)
+    sides.append(EAGER)
+    if name in COMPILABLE:
+        sides.append(COMPILED)
+    return sides
+
+
+def started(arguments: list[str], sides: list[str], stack: ExitStack) -> dict[str, Side]:
     """Start each side's process; return them without those that ended before they answered."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     # XLA takes of a card's memory what it needs, and PyTorch keeps nothing that it compiled.
@@ -145,7 +158,7 @@ def started(arguments: list[str], name: str, stack: ExitStack) -> dict[str, Side
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
     }
     processes = {}
-    for side in (OURS, EAGER, COMPILED) if name in COMPILABLE else (OURS, EAGER):
+    for side in sides:
         file = folder / f"{side}.npz"
         command = [__file__, *arguments, "--serve-as", side, "--out", str(file)]
         try:
@@ -163,10 +176,11 @@ def apart(name: str, numbers: Numbers, expected: Numbers) -> float:
     return float(np.mean(ids != others))
 
 
-def rows(arguments: list[str], name: str, precision: str, repeats: int) -> list[dict[str, Any]]:
+def rows(arguments: list[str], size: str, name: str, repeats: int) -> list[dict[str, Any]]:
     """Time a row for each side of a job: the numbers agree, then all sides take turns."""
+    precision = precision_of(size)
     with ExitStack() as stack:
-        processes = started(arguments, name, stack)
+        processes = started(arguments, sides_of(size, name), stack)
         numbers = [process.numbers for process in processes.values()]
         differences = {
             side: apart(name, process.numbers, numbers[0]) for side, process in processes.items()
@@ -215,7 +229,7 @@ def main(
     """
     platform = platform or ("cuda" if torch.cuda.is_available() else "cpu")
     # JAX takes a card for our side alone.
-    on_card = platform == "cuda" and serve_as == OURS
+    on_card = platform == "cuda" and serve_as in (OURS, KEEPING)
     jax.config.update("jax_platforms", "cuda,cpu" if on_card else "cpu")
     jax.config.update("jax_default_matmul_precision", "highest")
     if serve_as is not None:
@@ -233,7 +247,7 @@ def main(
             arguments = ["--platform", platform, "--folder", str(folder)]
             arguments += ["--sizes", size, "--tokens", str(length), "--jobs", name]
             about = {"device": device, "size": size, "tokens": length, "job": name}
-            measured = [about | row for row in rows(arguments, name, precision_of(size), repeats)]
+            measured = [about | row for row in rows(arguments, size, name, repeats)]
             print(*measured, sep="\n", flush=True)
             versions = {"torch": torch.__version__, "transformers": transformers.__version__}
             record.keep(out, measured, (*about, "side"), **versions)
