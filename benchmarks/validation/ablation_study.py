@@ -21,7 +21,7 @@ from lim_jax._jit import filter_jit
 from lim_jax.attribution.methods import ablations
 from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, Targets
-from lim_jax.models.ids import padded_size
+from lim_jax.models.padding import padded_size
 from lim_jax.tasks.prompts import Prompt, encode_text
 
 Kept = Bool[Array | np.ndarray, "ablations _"]
@@ -217,8 +217,8 @@ def _chunks(
 def context_size(model: CausalLM, length: int) -> int:
     """Return the number of places to which a context is padded: the next multiple of 8.
 
-    Within the limits of `ids.padded_size`, and finer than its own lengths: texts of one kind are
-    read often.
+    Within the limits of `padding.padded_size`, and finer than its own lengths: texts of one kind
+    are read often.
 
     Examples
     --------

@@ -38,7 +38,7 @@ from lim_jax._partial_runs import each_once
 from lim_jax.attribution.methods.integrated_gradients import STEPS
 from lim_jax.checkpoints.text import texts_of_ids
 from lim_jax.models.causal import CausalLM
-from lim_jax.models.ids import padded_size
+from lim_jax.models.padding import padded_size
 from lim_jax.prompts.contexts import Context
 from lim_jax.tasks.prompts import Prompt, encode_text
 

@@ -12,7 +12,7 @@ from lim_jax.attribution.segments import Segment
 from lim_jax.density.adjoints import Loss, LossOfIds
 from lim_jax.models.causal import CausalLM, LossOfLogits, Targets
 from lim_jax.models.foils import Contrast
-from lim_jax.models.ids import padded_queries
+from lim_jax.models.padding import padded_queries
 from lim_jax.network.slots import State
 from lim_jax.prompts.contexts import Context
 

@@ -15,8 +15,8 @@ from lim_jax.attribution.profile_run import no_bar
 from lim_jax.attribution.segments import context_segments, whole_answer
 from lim_jax.attribution.shared_contexts import shared_prefixes, shared_texts
 from lim_jax.models import CausalLM
-from lim_jax.models.ids import fitted_padding
 from lim_jax.models.loss_kinds import LossName, loss_kind
+from lim_jax.models.padding import fitted_padding
 from lim_jax.prompts.contexts import Context
 
 

@@ -15,7 +15,7 @@ from lim_jax.attribution.profile_run import Bar, no_bar
 from lim_jax.attribution.segments import AnswerParts, DocumentParts, Segment
 from lim_jax.density.adjoints import Loss
 from lim_jax.models.causal import CausalLM
-from lim_jax.models.ids import Padding
+from lim_jax.models.padding import Padding
 from lim_jax.models.shared_prefix import Kept, ReadPrefix
 from lim_jax.prompts.contexts import Context
 
@@ -63,7 +63,7 @@ class Run(NamedTuple):
     bar
         A progress bar, called as tqdm is.
     padding
-        The lengths to which contexts are padded; None for `ids.padded_length`.
+        The lengths to which contexts are padded; None for `padding.padded_length`.
     prefix
         ``prefix(log_weights, keep_states=False)``: the `ReadPrefix` of the ids with which this
         context and others begin, read with each log weight on all documents; None where it shares

@@ -26,8 +26,9 @@ from lim_jax.density.adjoints import Loss
 from lim_jax.density.statistics import Influence
 from lim_jax.explanations.account import TokenBreakdown
 from lim_jax.models import CausalLM
-from lim_jax.models.ids import PerPosition, Windows, fitted_padding
+from lim_jax.models.ids import Windows
 from lim_jax.models.loss_kinds import LossName, loss_kind
+from lim_jax.models.padding import PerPosition, fitted_padding
 from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.document_orders import ShuffledContexts
 from lim_jax.results.context_energies import MeasuredContexts, pooled_influences

@@ -34,9 +34,9 @@ from lim_jax.attribution.token_text import most_in_words, sum_by_text
 from lim_jax.attribution.without_parts import without_parts
 from lim_jax.checkpoints.text import texts_of_ids
 from lim_jax.models import generation
-from lim_jax.models.ids import padded_length
 from lim_jax.models.language_model import LanguageModel
 from lim_jax.models.loss_kinds import LossName, loss_kind
+from lim_jax.models.padding import padded_length
 from lim_jax.prompts.contexts import Context, PromptOnly
 from lim_jax.prompts.documents import (
     QUESTION,

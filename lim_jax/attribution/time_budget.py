@@ -22,7 +22,7 @@ from lim_jax.explanations.windows import (
 )
 from lim_jax.grid.partition import Regions
 from lim_jax.models import CausalLM
-from lim_jax.models.ids import fitted_padding, padded_size
+from lim_jax.models.padding import fitted_padding, padded_size
 
 FIRST_LOOK = 16  # contexts of a first look, and of every further one
 # Measured with SmolLM2 on 200 tokens: an explanation takes the time of 3.5 gradients, and 15 s to

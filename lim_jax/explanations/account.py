@@ -19,7 +19,8 @@ from lim_jax.grid.cells import token_grid
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.models.causal import CausalLM, LossOfLogits, Targets, as_loss_of_logits
-from lim_jax.models.ids import padded_length, padded_size, require_window
+from lim_jax.models.ids import require_window
+from lim_jax.models.padding import padded_length, padded_size
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.kv_cache import has_kv_cache
 from lim_jax.network.slots import State
@@ -81,7 +82,7 @@ def account_of_context(
 ) -> TokenBreakdown:
     """Account for the influence of every token of one context.
 
-    Compiled once for each padded length (`models.padded_length`), precision and loss. Not for use
+    Compiled once for each padded length (`padding.padded_length`), precision and loss. Not for use
     inside a transformation of the window or the weights, whose numbers say how much is computed.
 
     Parameters

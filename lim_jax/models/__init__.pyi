@@ -7,6 +7,7 @@ from . import layerwise as layerwise
 from . import loss_kinds as loss_kinds
 from . import memory as memory
 from . import packed_rows as packed_rows
+from . import padding as padding
 from . import reading as reading
 from . import shared_prefix as shared_prefix
 from . import small_models as small_models

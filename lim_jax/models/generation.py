@@ -21,7 +21,7 @@ from lim_jax._checks import (
 from lim_jax._jit import cached_jit
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.models.causal import CausalLM
-from lim_jax.models.ids import Padding, padded_size
+from lim_jax.models.padding import Padding, padded_size
 from lim_jax.models.shared_prefix import ReadPrefix, embed_after
 from lim_jax.network.kv_cache import Caches, Place, extend, has_kv_cache, prefill
 
@@ -58,7 +58,8 @@ def answer(
         says.
     padding
         A function from the length of context and answer to that to which they are padded; by
-        default `ids.padded_length`. `ids.fitted_padding` is shorter, where all lengths are known.
+        default `padding.padded_length`. `padding.fitted_padding` is shorter, where all lengths are
+        known.
     prefix
         What the context begins with, if the model has read it before (`shared_prefix.read_prefix`):
         then only the ids after it are read. None to read all of them.

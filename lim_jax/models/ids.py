@@ -3,7 +3,6 @@
 Contexts are padded on the right, where a causal network's adjoint is zero.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -17,11 +16,8 @@ from jaxtyping import Array, Float, Int, Integer
 from lim_jax._checks import (
     ARRAYS,
     AnyPath,
-    as_int,
-    as_numbers,
     described,
     require,
-    require_callable,
     require_indices,
     require_kind,
     require_text,
@@ -38,22 +34,14 @@ from lim_jax.loss.query_weights import teacher_forcing
 from lim_jax.models.causal import CausalLM, LossOfLogits, Targets
 from lim_jax.models.foils import Contrast
 from lim_jax.models.layerwise import STATES_IN_MEMORY, energies_by_layers, states_size
+from lim_jax.models.padding import ASK, Padded, Padding, PerPosition, fill, pad_context
 
-PerPosition = Float[Array | np.ndarray, " _"]
 ByToken = Float[Array | np.ndarray, "_ ..."]
 Windows = Sequence[Integer[Array | np.ndarray, " _"]]
 Ask = Callable[[int], PerPosition] | Sequence[PerPosition | Contrast]
-Padding = Callable[[int], int]  # from a context's length to that to which it is padded
-# A context as a program takes it, on the host: its ids, targets, the scale of its energies, and
-# the part of each of its tokens, -1 for none.
-Padded = tuple[Array | np.ndarray, Targets | Contrast, Array | np.ndarray, Array | np.ndarray]
 # Scores of one context's tokens, or other numbers of it: of a loss of ids, a model, ids, what is
 # asked and the part of each token. One number for each token, or a row of them.
 Scores = Callable[[LossOfIds, CausalLM, Any, Any, Any], Float[Array, "_ ..."]]
-SHORTEST = 16
-LONG = 1024
-QUERIES = 32  # to so many at least places that are asked are padded: most answers share programs
-ASK = "Take loss.teacher_forcing, loss.last_token, or another function of the length."
 # Measured with SmolLM2 and a Llama of its size on one core. A call reads all weights, which costs
 # what some more tokens do: 30 to 70 of them from memory, 90 from half precision, 150 to 300 from
 # files. So a token of 16 alone costs 3.0 times one in a batch of 512, of 128 alone 1.15 times;
@@ -75,8 +63,8 @@ def influence_of_ids(
     """Measure the influence of contexts of ids, each with the id after it.
 
     A window of l + 1 ids is a context of l, whose targets are the ids after each. What is compiled
-    depends on `ids.padded_length` alone: some ten programs serve all contexts up to a thousand ids.
-    Position is the share of a context's own length, and examples have equal weight.
+    depends on `padding.padded_length` alone: some ten programs serve all contexts up to a thousand
+    ids. Position is the share of a context's own length, and examples have equal weight.
 
     Parameters
     ----------
@@ -167,7 +155,8 @@ def energies_of_ids(
         what they compute is not compared. Take another name when they change.
     padding
         A function from a context's length to that to which it is padded; by default
-        `ids.padded_length`. `ids.fitted_padding` of all lengths is shorter, where these are known.
+        `padding.padded_length`. `padding.fitted_padding` of all lengths is shorter, where these are
+        known.
     progress
         A wrapper of the list of windows, for example ``tqdm.tqdm``.
     progress_of_layers
@@ -249,67 +238,6 @@ def require_window(window: Any, name: str) -> None:
     )
 
 
-def padded_length(length: int) -> int:
-    """Return the padded length of a context: 16, 24, 32, 48, 64, 96, ..., and then finer steps.
-
-    >>> [padded_length(length) for length in (5, 17, 24, 25, 1000, 1025, 3745)]
-    [16, 24, 24, 32, 1024, 1152, 3840]
-    """
-    if length > LONG:  # to run a program takes longer than to compile it: an eighth more at most
-        step = 1 << ((length - 1).bit_length() - 4)
-        return -(-length // step) * step
-    double = max(SHORTEST, 1 << (length - 1).bit_length())
-    return double if length > 3 * double // 4 or double == SHORTEST else 3 * double // 4
-
-
-def fitted_padding(lengths: Iterable[int]) -> Padding:
-    """Return a shorter padding for contexts of these lengths, in no more programs.
-
-    Where two or more have one `padded_length`, it is the longest of them in multiples of 16. Others
-    keep theirs, for which another run may have compiled a program.
-
-    >>> padding = fitted_padding([392, 411, 402, 700])
-    >>> [padding(length) for length in (392, 411, 412, 700)]
-    [416, 416, 512, 768]
-    """
-    longest: dict[int, int] = {}
-    shared = set()
-    for length in lengths:
-        size = padded_length(length)
-        if size in longest:
-            shared.add(size)
-        longest[size] = max(length, longest.get(size, 0))
-
-    def padded(length: int) -> int:
-        """Return the padded length of a context."""
-        size = padded_length(length)
-        if size not in shared or length > longest[size]:
-            return size
-        return min(size, -(-longest[size] // SHORTEST) * SHORTEST)
-
-    return padded
-
-
-def padded_queries(queries: int) -> int:
-    """Return the number to which places that are asked are padded, at least `QUERIES`."""
-    return padded_length(max(QUERIES, queries))
-
-
-def padded_size(model: CausalLM, length: int, padding: Padding | None = None) -> int:
-    """Return the length to which a model's contexts are padded: that of `padding` or less."""
-    padding = padded_length if padding is None else padding
-    require_callable(padding, "padding", "from a length to the padded one")
-    # Not longer at all if the rotary frequencies depend on the length.
-    size = max(length, min(as_int(padding(length), "padding"), known_length(model)))
-    return size if model.same_rope(size, length) else length
-
-
-def known_length(model: CausalLM) -> int:
-    """Return the most places that a model knows or was trained on; of others a great number."""
-    limit = None if model.limit is None else model.limit[0]
-    return min((most for most in (limit, model.trained) if most is not None), default=sys.maxsize)
-
-
 def _ask_by_context(ask: Ask, windows: Windows) -> Any:
     """Return each context's query weights or contrast; raise ValueError if their number differs."""
     ask_by_context: Any = [ask(len(window) - 1) for window in windows] if callable(ask) else ask
@@ -347,7 +275,7 @@ def _rows_by_context(
     loss_of_ids = LossOfIds(_embed, loss)
     labels = parts or [np.full(len(window) - 1, -1, np.int32) for window in windows]
     contexts = [
-        _pad(model, *context, padding)
+        pad_context(model, *context, padding)
         for context in zip(windows, ask_by_context, labels, strict=True)
     ]
     folder = None if checkpoint is None else checkpoint_folder(checkpoint)
@@ -487,87 +415,10 @@ def _embed(model: CausalLM, ids: Int[Array, " length"], y: Targets | Contrast) -
     return model.embed(ids, y if isinstance(y, Targets) else None)
 
 
-def _pad(
-    model: CausalLM,
-    window: Any,
-    ask: PerPosition | Contrast,
-    parts: Int[np.ndarray, " _"],
-    padding: Padding | None,
-) -> Padded:
-    """Pad a context's ids, parts and queries; only positions of non-zero weight are queried."""
-    # The head reads only the positions whose weights are not zero. Padding has id zero, and queries
-    # that fill up the arrays are at the first position, with weight zero.
-    row = np.asarray(window)
-    length = len(row) - 1
-    size = padded_size(model, length, padding)
-    dtype = model.embedding.dtype
-    # Energies are densities, and the padded grid's cells are narrower than the context's own.
-    scale: Any = np.asarray((length / size) ** 2, dtype)
-    ids = _fill(row[:-1], size)
-    labels = _fill(np.asarray(parts) + 1, size) - 1
-    if isinstance(ask, Contrast):
-        return ids, _pad_contrast(ask, length, size, dtype), scale, labels
-    expected = f"weights of shape {(length,)}, one for each place of the context"
-    weights = as_numbers(ask, "ask", expected=expected, cure=ASK).astype(dtype)
-    require(
-        weights.shape == (length,),
-        "ask",
-        got=f"weights of shape {weights.shape}",
-        expected=expected,
-        cure=ASK,
-    )
-    positions = np.flatnonzero(weights)
-    queries = min(size, padded_queries(len(positions)))
-    targets = (_fill(part, queries) for part in (row[1:][positions], weights[positions], positions))
-    return ids, Targets(*targets), scale, labels
-
-
-def _pad_contrast(ask: Contrast, length: int, size: int, dtype: Any) -> Contrast:
-    """Pad continuations to powers of two with weight zero, unless the prompt may not be padded."""
-    *continuations, after = (np.asarray(field) for field in ask[:5])
-    require(
-        int(after) == length,
-        "ask",
-        got=f"a contrast after {int(after)} ids",
-        expected=f"after {length}",
-        cure="Make the window of the prompt and any id after it.",
-    )
-    sizes = [
-        1 << (len(values) - 1).bit_length() if size > length else len(values)
-        for values in continuations
-    ]
-    answer, foil, *weights = map(_fill, continuations, sizes)
-    answer_weights, foil_weights = (values.astype(dtype) for values in weights)
-    log_weights = _pad_places(ask.log_weights, length, size, 0)
-    labels = _pad_places(ask.parts, length, size, -1)
-    if log_weights is not None:
-        log_weights = log_weights.astype(dtype)
-    return Contrast(answer, foil, answer_weights, foil_weights, after, log_weights, labels)
-
-
-def _pad_places(places: Any, length: int, size: int, padding: int) -> Any:
-    """Pad a contrast's numbers of each place of the prompt, if it has any."""
-    if places is None:
-        return None
-    require(
-        places.shape == (length,),
-        "ask",
-        got=f"a contrast with a mask of shape {places.shape}",
-        expected=f"{(length,)}, one number for each id of the prompt",
-        cure="Pass log_weights and parts of the prompt's own length.",
-    )
-    return np.pad(np.asarray(places), (0, size - length), constant_values=padding)
-
-
 def _shares(length: int, energy: PerPosition, regions: Regions) -> Array:
     """Return the context cells' shares of the regions' cells, with zeros for its padding."""
     shares = carrying_shares(token_grid(length), regions.grid)
-    return jax.device_put(_fill(shares.astype(energy.dtype), energy.shape[0]))
-
-
-def _fill(values: np.ndarray, size: int) -> Any:
-    """Pad the last axis with zeros to a size."""
-    return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, size - values.shape[-1])])
+    return jax.device_put(fill(shares.astype(energy.dtype), energy.shape[0]))
 
 
 @cached_jit

@@ -16,8 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 from lim_jax._jit import cached_jit
 from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.models.causal import CausalLM, Targets
-from lim_jax.models.ids import fitted_padding, known_length, padded_size
 from lim_jax.models.layerwise import STATES_IN_MEMORY
+from lim_jax.models.padding import fitted_padding, known_length, padded_size
 from lim_jax.network.kv_cache import Caches, Passed, Place, extend, has_kv_cache, prefill
 from lim_jax.network.slots import State
 

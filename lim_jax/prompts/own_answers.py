@@ -13,8 +13,8 @@ from lim_jax._checks import AnyPath, as_int, described, require, require_kind
 from lim_jax._digest import digest
 from lim_jax._partial_runs import Run, each_once
 from lim_jax.models import LanguageModel, answer
-from lim_jax.models.ids import Padding, fitted_padding
 from lim_jax.models.loss_kinds import LossName, loss_kind
+from lim_jax.models.padding import Padding, fitted_padding
 from lim_jax.models.shared_prefix import PrefixOf, Reading, prefix_reader
 from lim_jax.prompts.chat import turn_ends
 from lim_jax.prompts.contexts import Context, PromptOnly

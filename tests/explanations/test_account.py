@@ -15,7 +15,7 @@ from lim_jax.adjoint.hops import attention_hops
 from lim_jax.adjoint.ledger import channels, cone_by_head
 from lim_jax.adjoint.sites import attention_sites
 from lim_jax.explanations import account_of_context
-from lim_jax.models.ids import padded_size
+from lim_jax.models.padding import padded_size
 
 LENGTH = 5
 LAYERS = 3

@@ -23,7 +23,7 @@ from lim_jax.density import LossOfIds
 from lim_jax.grid import segment_starts
 from lim_jax.loss import last_token, teacher_forcing
 from lim_jax.models import Targets
-from lim_jax.models.ids import padded_size
+from lim_jax.models.padding import padded_size
 
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2])
 IDS = jax.device_put(TOKENS)

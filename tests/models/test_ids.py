@@ -18,7 +18,7 @@ import lim_jax as lim
 from lim_jax import models
 from lim_jax.density import LossOfIds
 from lim_jax.loss import teacher_forcing
-from lim_jax.models.ids import fitted_padding, padded_length
+from lim_jax.models.padding import fitted_padding, padded_length
 
 REGIONS = lim.boundary_regions(lim.graded_grid(10), 0.2)
 LENGTHS = (5, 7, 20)
@@ -242,7 +242,9 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(models.ids, "_energy", seen)
     monkeypatch.setattr(models.ids, "TOKENS_AT_ONCE", 48)
-    monkeypatch.setattr(models.ids, "QUERIES", 16)  # of more places that are asked another shape
+    monkeypatch.setattr(
+        models.padding, "QUERIES", 16
+    )  # of more places that are asked another shape
     return found
 
 
@@ -395,7 +397,7 @@ def test_contexts_of_a_known_list_are_padded_to_the_longest_of_their_program():
 
 
 def test_answers_of_up_to_32_tokens_are_of_one_shape():
-    sizes = [models.ids.padded_queries(count) for count in (0, 1, 17, 32, 33, 65)]
+    sizes = [models.padding.padded_queries(count) for count in (0, 1, 17, 32, 33, 65)]
     assert sizes == [32, 32, 32, 32, 48, 96]
 
 

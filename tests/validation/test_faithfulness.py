@@ -70,7 +70,7 @@ def one_size():
     """One program serves all contexts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ablation_study, "STEP", PLACES)
-        patch.setattr("lim_jax.models.ids.SHORTEST", PLACES)
+        patch.setattr("lim_jax.models.padding.SHORTEST", PLACES)
         yield
 
 
