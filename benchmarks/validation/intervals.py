@@ -45,7 +45,7 @@ def interval_words(interval: Interval | None) -> str:
 
 
 def paired_interval(
-    differences: Float[Array | np.ndarray, "seeds *shape"], level: float = 0.95
+    differences: Float[Array | np.ndarray, " seeds *shape"], level: float = 0.95
 ) -> Interval:
     r"""Return the mean of paired differences over seeds, with Student's interval.
 

@@ -160,7 +160,7 @@ def _leads(judged: Samples, pairs: Sequence[tuple[str, str]]) -> list[dict[str, 
     )
 
 
-def _intervals(samples: Float[np.ndarray, "prompts *shape"]) -> list[Any]:
+def _intervals(samples: Float[np.ndarray, " prompts *shape"]) -> list[Any]:
     """Return the means over prompts, each with the bootstrap's interval."""
     interval = bootstrap_interval(samples)
 

@@ -287,7 +287,7 @@ def _ratio(
     return _estimate(value, error)
 
 
-def _error(samples: Float[np.ndarray, "rounds *shape"]) -> Float[np.ndarray, "*shape"]:
+def _error(samples: Float[np.ndarray, " rounds *shape"]) -> Float[np.ndarray, "*shape"]:
     """Return the standard error of a mean; infinite with one round."""
     if len(samples) == 1:
         return np.full(samples.shape[1:], np.inf)
