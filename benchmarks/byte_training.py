@@ -13,7 +13,7 @@ BATCH = 16
 RATE = 3e-3
 
 
-def trained(model: CausalLM, text: jax.Array, length: int, key: jax.Array) -> CausalLM:
+def train(model: CausalLM, text: jax.Array, length: int, key: jax.Array) -> CausalLM:
     """Train a network by Adam under uniform teacher forcing, on random windows of a text."""
     adam = optax.adam(RATE)
 

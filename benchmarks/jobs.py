@@ -99,7 +99,7 @@ def weights(model: tuple) -> dict[str, np.ndarray]:
     return {name: np.asarray(value) for name, value in arrays.items()}
 
 
-def named(result: jax.Array | tuple) -> dict[str, np.ndarray]:
+def arrays_by_name(result: jax.Array | tuple) -> dict[str, np.ndarray]:
     """Return what a job returns, by name: one array, or one for each of the network's."""
     return {"": np.asarray(result)} if isinstance(result, jax.Array) else weights(result)
 

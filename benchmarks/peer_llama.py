@@ -42,7 +42,7 @@ def attend(
 AttentionInterface.register(ATTENTION, attend)
 
 
-def loaded(path: Path, precision: str, device: str = "cpu") -> Any:
+def load(path: Path, precision: str, device: str = "cpu") -> Any:
     """Read the network, whose weights are constants, for as many threads as there are cores."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     kind: Any = AutoModelForCausalLM
@@ -69,7 +69,7 @@ def last_token(network: Any, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
 
 def jobs(path: Path, window: np.ndarray, device: str, compiled: bool = False) -> dict[str, Job]:
     """Return each job of a network that is read once, all of it in bfloat16."""
-    network = loaded(path, "bfloat16", device)
+    network = load(path, "bfloat16", device)
     forward = torch.compile(network) if compiled else network
     ids = torch.tensor(window[None], device=device)
     chosen = torch.tensor(in_document(len(window) - 1), device=device)

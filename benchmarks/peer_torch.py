@@ -27,7 +27,7 @@ def parameters(arrays: dict[str, np.ndarray]) -> Parameters:
     return {name: torch.from_numpy(np.array(value)) for name, value in stacked.items()}
 
 
-def separated(params: Parameters, heads: int) -> dict[str, np.ndarray]:
+def arrays_of_parameters(params: Parameters, heads: int) -> dict[str, np.ndarray]:
     """Invert `parameters`: return arrays under the names that these came by."""
     arrays = {name: value.cpu().numpy() for name, value in params.items()}
     qkv = arrays.pop("joined")
@@ -175,7 +175,7 @@ def jobs(
         return {name: value.clone().requires_grad_(True) for name, value in params.items()}
 
     def separate(slopes: tuple[torch.Tensor, ...]) -> dict[str, np.ndarray]:
-        return separated(dict(zip(params, slopes, strict=True)), heads)
+        return arrays_of_parameters(dict(zip(params, slopes, strict=True)), heads)
 
     def influence() -> dict[str, np.ndarray]:
         return {"": energies(params, x_)[1].cpu().numpy()}

@@ -53,7 +53,9 @@ def kind_of(config: PretrainedConfig) -> Any:
     return AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
 
 
-def published(config: PretrainedConfig, folder: Path, more: Mapping[str, Any]) -> torch.nn.Module:
+def save_network(
+    config: PretrainedConfig, folder: Path, more: Mapping[str, Any]
+) -> torch.nn.Module:
     """Save a network off its defaults in float32; `more` is what its file says otherwise."""
     torch.manual_seed(0)
     network = kind_of(config).from_config(config, **PLAIN, dtype=torch.float32)
@@ -71,7 +73,7 @@ def published(config: PretrainedConfig, folder: Path, more: Mapping[str, Any]) -
     return network.eval()
 
 
-def in_double(network: torch.nn.Module) -> torch.nn.Module:
+def copy_in_double(network: torch.nn.Module) -> torch.nn.Module:
     """Copy weights to a network that was made in double, to be called inside `Doubled`.
 
     So are the frequencies of its rotary positions, which no file holds.

@@ -98,11 +98,11 @@ class Clock:
         from jax import monitoring
         from jax._src import monitoring as events  # where the beginning is told of
 
-        def began(event: str, *_: Any, **__: Any) -> None:
+        def begin_phase(event: str, *_: Any, **__: Any) -> None:
             if event in OF_EVENTS:
                 self.begin(OF_EVENTS[event])
 
-        def ended(event: str, *_: Any, **__: Any) -> None:
+        def end_phase(event: str, *_: Any, **__: Any) -> None:
             if event in OF_EVENTS:
                 self.end()
                 self.programs += OF_EVENTS[event] == "compiling"
@@ -110,8 +110,8 @@ class Clock:
         def uncount_cache_hit(event: str, **_: Any) -> None:
             self.programs -= event == HIT
 
-        events.register_scalar_listener(began)
-        monitoring.register_event_duration_secs_listener(ended)
+        events.register_scalar_listener(begin_phase)
+        monitoring.register_event_duration_secs_listener(end_phase)
         monitoring.register_event_listener(uncount_cache_hit)
 
 

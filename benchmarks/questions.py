@@ -34,8 +34,8 @@ import jax.monitoring
 import numpy as np
 import torch
 import transformers
-from real_model import fetched
-from record import RESULTS, allowing_library, keep
+from real_model import fetch_weights
+from record import RESULTS, build_allowing_library, keep
 from tqdm import tqdm
 
 from lim_jax.attribution.mask_gradients import LEAST
@@ -116,7 +116,7 @@ class Clock:
             self.steps.append((time.process_time() - begun, len(self.compiled) - programs))
 
 
-class Asked(NamedTuple):
+class ScoredAnswers(NamedTuple):
     """Contexts with their answers, their scores, and what each took."""
 
     contexts: list[Context]
@@ -124,7 +124,9 @@ class Asked(NamedTuple):
     steps: list[tuple[float, int]]
 
 
-def ours(model: LanguageModel, prompts: list[Any], method: str, compiled: list[float]) -> Asked:
+def answer_and_score(
+    model: LanguageModel, prompts: list[Any], method: str, compiled: list[float]
+) -> ScoredAnswers:
     """Let the model answer the prompts, and score each by a method."""
     answering = Clock(compiled)
     scoring = Clock(compiled)
@@ -135,7 +137,7 @@ def ours(model: LanguageModel, prompts: list[Any], method: str, compiled: list[f
         (one[0] + other[0], one[1] + other[1])
         for one, other in zip(answering.steps, scoring.steps, strict=True)
     ]
-    return Asked(contexts, scored, steps)
+    return ScoredAnswers(contexts, scored, steps)
 
 
 class Peer:
@@ -150,9 +152,9 @@ class Peer:
 
     def answer(self, prompt: PromptOnly) -> np.ndarray:
         """Return the ids of the answer."""
-        return self.generated(prompt)
+        return self.generate(prompt)
 
-    def generated(self, prompt: PromptOnly, **kept: Any) -> np.ndarray:
+    def generate(self, prompt: PromptOnly, **kept: Any) -> np.ndarray:
         """Return the ids of the answer, maybe after what is kept."""
         ids = torch.from_numpy(prompt.encoded.ids.astype(np.int64))[None]
         with torch.no_grad():
@@ -218,7 +220,7 @@ class SharingPeer(Peer):
 
     def answer(self, prompt: PromptOnly) -> np.ndarray:
         """Return the ids of the answer, after the documents."""
-        answer = self.generated(prompt, past_key_values=self.caches[1])
+        answer = self.generate(prompt, past_key_values=self.caches[1])
         cut(self.caches[1], self.length)
         return answer
 
@@ -272,7 +274,7 @@ def margin(context: Context, logits: torch.Tensor) -> torch.Tensor:
     return (weights * (others - logits.gather(1, right)[:, 0])).sum()
 
 
-def theirs(
+def answer_and_score_by_peer(
     peer: Peer, prompts: list[Any], contexts: list[Context]
 ) -> tuple[list[np.ndarray], list[tuple[np.ndarray, float]], list[float]]:
     """Return a peer's answers and scores, and what each question took it."""
@@ -318,7 +320,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     if "LD_PRELOAD" not in os.environ:  # it is read as a process starts
-        allowed = os.environ | {"LD_PRELOAD": str(allowing_library())}
+        allowed = os.environ | {"LD_PRELOAD": str(build_allowing_library())}
         os.execve(sys.executable, [sys.executable, *sys.argv], allowed)
     name = "questions-different.json" if options.different else "questions.json"
     torch.set_num_threads(1)
@@ -331,7 +333,7 @@ def main() -> None:
 
     jax.monitoring.register_event_duration_secs_listener(count_program)
     with tempfile.TemporaryDirectory() as folder:
-        file = options.file or fetched(Path(folder))
+        file = options.file or fetch_weights(Path(folder))
         model = LanguageModel.from_pretrained(file)
         network = transformers.AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="sdpa"
@@ -346,7 +348,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = [{"question": number} for number in range(len(asked))]
     seconds: dict[str, list[list[float]]] = {side: [] for side in ("lim_jax", *peers)}
     for turn in tqdm(range(options.repeats), unit="turn"):
-        result = ours(model, asked, options.method, compiled)
+        result = answer_and_score(model, asked, options.method, compiled)
         seconds["lim_jax"].append([of_question for of_question, _ in result.steps])
         if turn == 0:
             for row, context, (_, programs) in zip(
@@ -356,7 +358,7 @@ def main() -> None:
                 row["answer"] = int((context.weights > 0).sum())
                 row["programs"] = programs
         for side, peer in peers.items():
-            answers, scored, of_side = theirs(peer, asked, result.contexts)
+            answers, scored, of_side = answer_and_score_by_peer(peer, asked, result.contexts)
             seconds[side].append(of_side)
             for answered in zip(
                 rows, asked, result.contexts, result.scores, answers, scored, strict=True

@@ -46,7 +46,7 @@ import sizes as published
 import torch
 import transformers
 import tyro
-from jobs import OURS, SIZES, STRENGTH, VOCABULARY, Size, named, network, our_jobs, weights
+from jobs import OURS, SIZES, STRENGTH, VOCABULARY, Size, arrays_by_name, network, our_jobs, weights
 from sides import EndedError, Job, Numbers, Side, await_turns, difference, turns
 
 from lim_jax._jit import filter_jit
@@ -99,7 +99,7 @@ def our_job(size: Size, name: str) -> Job:
         arrays = model, (x, jax.nn.one_hot(labels, VOCABULARY))
     arrays = jax.device_put(arrays, jax.local_devices()[0])
     job = filter_jit(our_jobs(size.length)[name])
-    return lambda: named(job(*arrays))
+    return lambda: arrays_by_name(job(*arrays))
 
 
 def peer_job(size: Size, name: str, platform: Platform, *, compiled: bool) -> Job:
@@ -136,7 +136,7 @@ def serve(job: Job, side: str, platform: Platform, file: Path) -> None:
     await_turns(job, numbers, file, told | {"MiB": memory_of_call(job, side, platform)})
 
 
-def started(arguments: list[str], name: str, stack: ExitStack) -> dict[str, Side]:
+def start_sides(arguments: list[str], name: str, stack: ExitStack) -> dict[str, Side]:
     """Start each side's process; return them without those that ended before they answered."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     # XLA takes of a card's memory what it needs, and PyTorch keeps nothing that it compiled.
@@ -155,7 +155,7 @@ def started(arguments: list[str], name: str, stack: ExitStack) -> dict[str, Side
     return processes
 
 
-def apart(name: str, numbers: Numbers, expected: Numbers) -> float:
+def distance(name: str, numbers: Numbers, expected: Numbers) -> float:
     """Return the largest relative difference, or of generated tokens the share that differs."""
     if name != GENERATED:
         return difference(numbers, expected)
@@ -166,10 +166,10 @@ def apart(name: str, numbers: Numbers, expected: Numbers) -> float:
 def rows(arguments: list[str], name: str, precision: str, repeats: int) -> list[dict[str, Any]]:
     """Time a row for each side of a job: the numbers agree, then all sides take turns."""
     with ExitStack() as stack:
-        processes = started(arguments, name, stack)
+        processes = start_sides(arguments, name, stack)
         numbers = [process.numbers for process in processes.values()]
         differences = {
-            side: apart(name, process.numbers, numbers[0]) for side, process in processes.items()
+            side: distance(name, process.numbers, numbers[0]) for side, process in processes.items()
         }
         bound = 1.0 if name == GENERATED else BOUNDS[precision]
         assert all(value <= bound for value in differences.values()), differences
@@ -228,7 +228,7 @@ def main(
     with tempfile.TemporaryDirectory() as temporary:
         folder = folder or Path(temporary) / "weights"
         if LANGUAGE in sizes and not folder.exists():
-            published.written(folder, LANGUAGE)
+            published.write_network(folder, LANGUAGE)
         for size, length, name in cases(sizes, tokens, jobs):
             arguments = ["--platform", platform, "--folder", str(folder)]
             arguments += ["--sizes", size, "--tokens", str(length), "--jobs", name]

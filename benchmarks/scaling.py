@@ -77,7 +77,7 @@ def job_of(name: str, size: dict[str, int]) -> tuple[Callable, tuple]:
     return eqx.filter_jit(jobs[name]).lower(model, batch).compile(), (model, batch)
 
 
-def measured(name: str, size: dict[str, int]) -> dict:
+def measure(name: str, size: dict[str, int]) -> dict:
     """Measure one row: seconds of a call, and MiB beyond the process's baseline."""
     job, arguments = job_of(name, size)
     times = []
@@ -91,8 +91,8 @@ def measured(name: str, size: dict[str, int]) -> dict:
     return {"job": name, **size, "seconds": float(np.median(times[-3:])), "MiB": peak}
 
 
-def measured_alone(name: str, size: dict[str, int]) -> dict:
-    """Return a row of `measured` in a process of its own."""
+def measure_alone(name: str, size: dict[str, int]) -> dict:
+    """Return a row of `measure` in a process of its own."""
     command = [sys.executable, __file__, "--alone", json.dumps([name, size])]
     process = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(process.stdout)
@@ -156,7 +156,7 @@ def main(
         alone: One row, as JSON (used by the processes that measure).
     """
     if alone is not None:
-        print(json.dumps(measured(*json.loads(alone))))
+        print(json.dumps(measure(*json.loads(alone))))
         return
     sizes_of_series = {
         (name, axis): [BASE | {axis: value} for value in (AXES | {"length": lengths})[axis]]
@@ -169,7 +169,7 @@ def main(
         for size in tqdm(sizes, desc=f"{name} against {axis}", leave=False):
             key = (name, *size.values())
             if key not in by_key:
-                by_key[key] = measured_alone(name, size)
+                by_key[key] = measure_alone(name, size)
                 record.keep(out, [by_key[key]], KEY)
         time, memory = exponents([by_key[(name, *size.values())] for size in sizes], axis)
         print(f"{name} against {axis}: time ~ {axis}^{time:.2f}, memory ~ {axis}^{memory:.2f}")

@@ -92,13 +92,10 @@ np.testing.assert_allclose(there, here, rtol=1e-4)
 
 
 # %%
-def handed(model, attend):
-    """The same network, which attends in another way."""
-
-    def attending(attention):
-        return dataclasses.replace(attention, attend=attend)
-
-    return eqx.tree_at(lambda model: model[0].layers.attention, model, replace_fn=attending)
+def with_attention(model, attend):
+    """Return the network with another function in place of its attention's."""
+    attention = dataclasses.replace(model[0].layers.attention, attend=attend)
+    return eqx.tree_at(lambda model: model[0].layers.attention, model, attention)
 
 
 LENGTH = 512
@@ -110,7 +107,7 @@ for devices in (1, 8):
         (devices,), ("context",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
     )
     on_all = jax.device_put(
-        handed(model, RingAttention(mesh, "context")), NamedSharding(mesh, PartitionSpec())
+        with_attention(model, RingAttention(mesh, "context")), NamedSharding(mesh, PartitionSpec())
     )
     some = jax.device_put(batch, NamedSharding(mesh, PartitionSpec(None, "context")))
     compiled = jax.jit(gradient).lower(on_all, some).compile()

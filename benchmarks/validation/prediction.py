@@ -235,11 +235,14 @@ def prediction_table(predictions: list[Prediction]) -> str:
                 for prediction in predictions
                 if (prediction.attribution, prediction.of) == (name, of)
             ]
-            lines += [f"  {name:36s}" + "".join(f"{_spelt(prediction):>27s}" for prediction in row)]
+            lines += [
+                f"  {name:36s}"
+                + "".join(f"{_correlation_in_words(prediction):>27s}" for prediction in row)
+            ]
     return "\n".join(lines)
 
 
-def _spelt(prediction: Prediction) -> str:
+def _correlation_in_words(prediction: Prediction) -> str:
     value, low, high = map(float, prediction.interval)
     if np.isnan(value):
         return "constant"
