@@ -106,7 +106,7 @@ def peer_job(size: Size, name: str, platform: Platform, *, compiled: bool) -> Jo
     """Make PyTorch's job on the same numbers."""
     model, x, labels = network(size)
     arrays = weights(model), x, labels, size.heads
-    return peer_torch.jobs(*arrays, STRENGTH, compiled, platform)[name]
+    return peer_torch.TorchJobs(*arrays, STRENGTH, compiled, platform).jobs()[name]
 
 
 def language_job(side: str, name: str, tokens: int, platform: Platform, folder: Path) -> Job:

@@ -98,7 +98,8 @@ def peer_job(size: Size, name: str, compiled: bool = False) -> Job:
     """Make PyTorch's job on the same numbers."""
     torch.set_num_threads(1)
     model, x, labels = network(size)
-    return peer_torch.jobs(weights(model), x, labels, size.heads, STRENGTH, compiled)[name]
+    arrays = weights(model), x, labels, size.heads
+    return peer_torch.TorchJobs(*arrays, STRENGTH, compiled).jobs()[name]
 
 
 def serve(size: Size, side: str, name: str, file: Path) -> None:
