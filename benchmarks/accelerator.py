@@ -96,6 +96,7 @@ def prepare_profile(folder: Path, holding: str, device: jax.Device) -> CompiledJ
         model = published.load(folder, holding)
 
     def run() -> Any:
+        """Measure the contexts once."""
         with jax.default_device(device):
             return published.profile(model, holding, TOKENS, CONTEXTS)
 
@@ -135,6 +136,7 @@ def table_row(row: dict) -> str:
     """Return a row of the table."""
 
     def cell(name: str) -> str:
+        """Write one entry, empty where nothing was measured."""
         value = row[name]
         return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 

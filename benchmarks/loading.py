@@ -84,6 +84,7 @@ def measure(path: Path) -> dict:
     times = []
 
     def job() -> None:
+        """Read the weights once."""
         models.append(jax.block_until_ready(lim.models.load(path)))
 
     peak = peak_memory(lambda: times.append(seconds(job)))

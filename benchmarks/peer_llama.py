@@ -75,19 +75,24 @@ def jobs(path: Path, window: np.ndarray, device: str, compiled: bool = False) ->
     chosen = torch.tensor(in_document(len(window) - 1), device=device)
 
     def loss(log_weights: torch.Tensor) -> torch.Tensor:
+        """Compute the loss with log weights added to the scores of keys."""
         return last_token(forward, ids, input_ids=ids[:, :-1], log_weights=log_weights)
 
     def document_at(log_weight: float) -> torch.Tensor:
+        """Return the log weights by which the document alone has this one."""
         return torch.where(chosen, log_weight, 0.0)
 
     def gradient_at(log_weights: torch.Tensor) -> torch.Tensor:
+        """Compute the loss's gradient in log weights."""
         log_weights.requires_grad_()
         return torch.autograd.grad(loss(log_weights), log_weights)[0]
 
     def mask_gradient() -> dict[str, np.ndarray]:
+        """Compute the gradient where everything has full weight."""
         return {"": gradient_at(document_at(0.0)).cpu().numpy()}
 
     def mask_path() -> dict[str, np.ndarray]:
+        """Add up gradients as the document comes in, and compute the loss at both ends."""
         shares = [
             share * gradient_at(document_at(log_weight))
             for log_weight, share in path_rule(NODES, LEAST).T.tolist()
@@ -98,6 +103,7 @@ def jobs(path: Path, window: np.ndarray, device: str, compiled: bool = False) ->
         return {"path": path.cpu().numpy(), "ends": ends.cpu().numpy()}
 
     def greedy() -> dict[str, np.ndarray]:
+        """Let the network go on with the context."""
         context = ids[:, :-1]
         with torch.no_grad():
             answered = network.generate(

@@ -17,6 +17,7 @@ def parameters(arrays: dict[str, np.ndarray]) -> Parameters:
     depth, heads, size, width = arrays["query"].shape
 
     def flat(name: str) -> np.ndarray:
+        """Return a matrix for each layer, whose rows are the heads' features."""
         return arrays[name].reshape(depth, heads * size, width)
 
     qkv = np.concatenate([flat("query"), flat("key"), flat("value")], axis=1)
@@ -68,6 +69,7 @@ def attention(
     batch, length, width = x.shape
 
     def split(part: torch.Tensor) -> torch.Tensor:
+        """Return a projection's features head by head."""
         return part.reshape(batch, length, heads, width // heads).transpose(1, 2)
 
     normed = F.layer_norm(x, (width,), p["scale1"], p["shift1"])

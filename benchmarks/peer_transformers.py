@@ -91,6 +91,7 @@ def logits_and_gradient(network: torch.nn.Module, ids: list[int]) -> tuple[np.nd
     captured = {}
 
     def leaf(_: Any, inputs: tuple) -> tuple:
+        """Let the layer read a copy of its input that is differentiated."""
         captured["state"] = inputs[0].detach().requires_grad_(True)
         return captured["state"], *inputs[1:]
 
@@ -166,6 +167,7 @@ def _without_queries(
     name = next(name for name in QUERIES if getattr(attention, name, None) is not None)
 
     def stop_queries(_: torch.nn.Module, __: tuple, out: torch.Tensor) -> torch.Tensor:
+        """Cut queries off from the state, and leave keys and values."""
         return torch.where(_queries(name, out.shape[-1], config), out.detach(), out)
 
     hooks = [getattr(attention, name).register_forward_hook(stop_queries)]

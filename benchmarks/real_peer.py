@@ -51,10 +51,12 @@ def our_job(file: Path, length: int, name: str, precision: str, remat: str = "fu
 
     @eqx.filter_jit
     def gradient(model: lim.models.CausalLM, ids: jax.Array) -> jax.Array:
+        """Compute the gradient in the embedded context."""
         return jax.grad(model.loss)(model.embed(ids), last_token_target(ids))
 
     @eqx.filter_jit
     def algorithm_1(model: lim.models.CausalLM, ids: jax.Array) -> lim.models.CausalLM:
+        """Compute the balanced objective's gradient in all weights."""
         batch = jax.tree.map(lambda leaf: leaf[None], (model.embed(ids), last_token_target(ids)))
         objective = partial(balanced_objective, lim.models.CausalLM.loss)
         arguments = batch, lim.token_grid(length), Penalty(epsilon=0.0)
@@ -64,6 +66,7 @@ def our_job(file: Path, length: int, name: str, precision: str, remat: str = "fu
     compiled = job.lower(model, ids).compile()
 
     def run() -> np.ndarray:
+        """Run the job, and return what is compared."""
         result = jax.block_until_ready(compiled(model, ids))
         return np.asarray(result if name == "gradient" else result.norm.scale)
 
@@ -82,15 +85,18 @@ def their_job(file: Path, length: int, name: str, precision: str) -> Job:
     ids = torch.from_numpy(np.random.default_rng(0).integers(words.num_embeddings, size=length))
 
     def risk() -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the embedded context and the loss of its last token."""
         x = words(ids[None]).detach().requires_grad_(True)
         logits = network(inputs_embeds=x, logits_to_keep=1, use_cache=False).logits
         return x, torch.nn.functional.cross_entropy(logits[0].float(), ids[:1])
 
     def gradient() -> np.ndarray:
+        """Compute the gradient in the embedded context."""
         x, loss = risk()
         return torch.autograd.grad(loss, x)[0][0].float().numpy()
 
     def algorithm_1() -> np.ndarray:
+        """Compute the balanced objective's gradient in all weights."""
         with sdpa_kernel(SDPBackend.MATH):
             x, loss = risk()
             (slope,) = torch.autograd.grad(loss, x, create_graph=True)

@@ -57,9 +57,11 @@ def job_of(name: str, size: dict[str, int]) -> tuple[Callable, tuple]:
     batch = jax.random.normal(keys[3], (*shape, size["width"])), labels
 
     def loss(model, x, y):
+        """Compute one example's cross-entropy."""
         return lim.cross_entropy(model[1](model[0](x, grid), grid), y, grid)
 
     def first_cone_mass(model, batch, norm):
+        """Compute the cone mass of the first layer's attention, at the first example."""
         first = jax.tree.map(lambda leaf: leaf[0], model[0].layers.attention)
         return cone_mass(first, batch[0][0], grid, norm)
 
@@ -83,6 +85,7 @@ def measure(name: str, size: dict[str, int]) -> dict:
     times = []
 
     def call() -> None:
+        """Run the job once, and keep its time."""
         times.append(record.seconds(lambda: jax.block_until_ready(job(*arguments))))
 
     peak = record.peak_memory(call)

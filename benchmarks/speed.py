@@ -71,6 +71,7 @@ def compile_job(size: Size, name: str, side: str) -> tuple[Job, float]:
     compilation = time.perf_counter() - start
 
     def run() -> Numbers:
+        """Run the job, and return its arrays by name."""
         return arrays_by_name(jax.block_until_ready(compiled(model, batch)))
 
     return run, compilation
@@ -149,6 +150,7 @@ def time_sides(label: str, name: str, precision: Precision, repeats: int) -> dic
     peers = [side for side in seconds if side not in (OURS, KEEPING, WIDE)]
 
     def ratio(against: list[str], side: str = OURS) -> float:
+        """Return the median of the fastest peer's time over a side's, turn by turn."""
         fastest = np.min([seconds[peer] for peer in against], axis=0)
         return float(np.median(fastest / seconds[side]))
 

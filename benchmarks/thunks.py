@@ -133,6 +133,7 @@ def measure(label: str, name: str) -> dict:
     compiled = eqx.filter_jit(our_jobs(size.length)[name]).lower(model, batch).compile()
 
     def run() -> object:
+        """Run the job once."""
         return jax.block_until_ready(compiled(model, batch))
 
     run()

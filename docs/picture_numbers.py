@@ -21,6 +21,7 @@ def carry_numbers() -> Iterator[None]:
     save = Figure.savefig
 
     def saved(figure: Figure, file: Any, **options: Any) -> None:
+        """Save a figure, with its numbers where it is a PNG."""
         carried = {"metadata": {KEY: json.dumps(numbers(figure))}}
         save(figure, file, **(carried if Path(file).suffix == ".png" else {}), **options)
 

@@ -41,6 +41,7 @@ def measure() -> dict[str, dict]:
     regions = lim.boundary_regions(lim.token_grid(LENGTH), 0.2)
 
     def explained(model):
+        """Explain one network on the windows."""
         return lim.explanations.explain(
             model, windows, last_token(LENGTH), regions, key=keys[3], certificates="all"
         )

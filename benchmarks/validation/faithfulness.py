@@ -246,6 +246,7 @@ def explain_prompts(
     job = job_of(model, tokenizer, setting, end)
 
     def explain_chunk(first: int) -> dict[str, Any]:
+        """Explain the prompts from a number on, and return them with their seconds."""
         numbers = list(range(first, first + setting.at_once))
         job.watch.totals.clear()
         prompts = _explain(job, [job.prompts[number] for number in numbers], numbers)

@@ -231,6 +231,7 @@ def _package_variant(results: Record) -> str:
     """Return how the variant that the package takes did, on average over the kinds of prompts."""
 
     def means(name: str) -> str:
+        """Write a variant's score on either half, averaged over the kinds of prompts."""
         halves = zip(
             *(record["variants"][name] for record in results["kinds"].values()), strict=True
         )

@@ -156,6 +156,7 @@ def bootstrap_interval(
     rows_of_draws = np.random.default_rng(seed).integers(count, size=(resamples, count))
 
     def statistic_of(rows: np.ndarray) -> Any:
+        """Return the statistic of the rows that were drawn."""
         return statistic(jax.tree.map(lambda leaf: leaf[rows], samples))
 
     draws = np.stack([statistic_of(rows) for rows in rows_of_draws])

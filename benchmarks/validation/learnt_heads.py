@@ -145,6 +145,7 @@ def _attention(
     grid = token_grid(x.shape[0], x.dtype)
 
     def read_layer(x, layer):
+        """Return the next state, and how much each head of a layer attends to each position."""
         attention = attention_of(layer[0])
         rope = attention.rope(grid)
         prefixes = attention.prefixes(grid)

@@ -127,6 +127,7 @@ def record_scores(model: CausalLM, examples: Example, *, steps: int = 16) -> Rec
     raw = _energies(model, ids, y, records, count)
 
     def attribute(ids: Int[Array, " length"], y: Targets) -> dict[str, Float[Array, " records"]]:
+        """Attribute one example's answer to its records."""
         return _attributions(model, ids, y, records, count, steps)
 
     by_name = {name: raw[name] / raw[name].mean() for name in INFLUENCES}
@@ -182,6 +183,7 @@ def _occlusion(
     """
 
     def without(number: Int[Array, ""]) -> Float[Array, ""]:
+        """Compute the loss where a record's states are the baseline's."""
         return loss(model, jnp.where((records == number)[:, None], baseline, x), y)
 
     return jax.lax.map(without, jnp.arange(count, dtype=records.dtype)) - loss(model, x, y)

@@ -428,6 +428,7 @@ def _cost(arm: Arm, setting: Setting, models: Retrievers, key: Key[Array, ""]) -
     """Count operations of one seed's gradient, averaged over steps, and its temporary memory."""
 
     def first_seed(models: Retrievers, key: Key[Array, ""]) -> tuple[Retrievers, Batches]:
+        """Return the first seed's network, and batches of it."""
         model = jax.tree.map(lambda leaf: leaf[0] if eqx.is_array(leaf) else leaf, models)
         examples = draw(setting, setting.gold_law, key=key)
         return model, Batches(examples, examples, jnp.zeros((), int), key)
