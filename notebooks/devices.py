@@ -10,8 +10,8 @@
 #
 # Nothing in the library asks where arrays lie. Lay a batch out over a mesh and call as before; hand
 # attention a ring where one context is too long for one device. The eight devices here are virtual,
-# parts of one CPU, so nothing gets faster: what is shown is that the numbers stay, and what a
-# device has to hold. Half a minute on a laptop.
+# parts of one CPU, so nothing gets faster: what is shown is that the numbers stay the same, and
+# what a device has to hold. Half a minute on a laptop.
 
 # %%
 import os
@@ -87,8 +87,8 @@ np.testing.assert_allclose(there, here, rtol=1e-4)
 # ## A context that no device holds
 #
 # With `RingAttention` each device holds the queries, keys and values of its own stretch of the
-# context, and those of one neighbour as they pass. Algorithm 1's gradient stays, with the influence
-# that it differentiates, and the memory of a device falls with the number of devices.
+# context, and those of one neighbour as they pass. Algorithm 1's gradient stays the same, and so
+# does the influence that it differentiates; the memory of a device falls as devices are added.
 
 
 # %%
