@@ -309,46 +309,55 @@ def require_alike(
     row["same answer"] = same and row.get("same answer", True)
 
 
-def main() -> None:
-    """Ask the questions of all in turns, and print and keep what they took."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--file", type=Path, help="a GGUF file; by default it is fetched")
-    parser.add_argument("--questions", type=int, default=100, choices=range(1, 109), metavar="N")
-    parser.add_argument("--repeats", type=int, default=2, help="turns; the first one compiles")
-    parser.add_argument("--different", action="store_true", help="documents in other orders")
-    parser.add_argument("--method", choices=METHODS, default=GRADIENT)
-    parser.add_argument("--out", type=Path, default=None)
-    options = parser.parse_args()
-    if "LD_PRELOAD" not in os.environ:  # it is read as a process starts
-        allowed = os.environ | {"LD_PRELOAD": str(build_allowing_library())}
-        os.execve(sys.executable, [sys.executable, *sys.argv], allowed)
-    name = "questions-different.json" if options.different else "questions.json"
-    torch.set_num_threads(1)
-    compiled: list[float] = []
-
-    def count_program(event: str, duration_secs: float, **_: Any) -> None:
-        """Count a program that was compiled."""
-        if event == COMPILATION:
-            compiled.append(duration_secs)
-
-    jax.monitoring.register_event_duration_secs_listener(count_program)
+def read_models(file: Path | None) -> tuple[LanguageModel, Any]:
+    """Read the model by the library and by transformers; fetch its file where none is named."""
     with tempfile.TemporaryDirectory() as folder:
-        file = options.file or fetch_weights(Path(folder))
+        file = file or fetch_weights(Path(folder))
         model = LanguageModel.from_pretrained(file)
         network = transformers.AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="sdpa"
         )
-    network.eval().requires_grad_(False)
+    return model, network.eval().requires_grad_(False)
+
+
+def peers_of(
+    model: LanguageModel, network: Any, method: str, *, different: bool
+) -> dict[str, Peer]:
+    """Return the sides beside ours by name; a method of ours alone has none."""
+    if method != GRADIENT:
+        return {}
     peers = {"torch": Peer(network, model.end_ids)}
-    if not options.different:
+    if not different:
         peers["torch, shared"] = SharingPeer(network, model.end_ids)
-    if options.method != GRADIENT:
-        peers = {}
-    asked = prompts(model, options.questions, different=options.different)
+    return peers
+
+
+def count_programs() -> list[float]:
+    """Return a list that from now on grows by the seconds of each program that is compiled."""
+    compiled: list[float] = []
+
+    def add_program(event: str, duration_secs: float, **_: Any) -> None:
+        """Add the program that an event of JAX tells of, if it does."""
+        if event == COMPILATION:
+            compiled.append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(add_program)
+    return compiled
+
+
+def time_turns(
+    model: LanguageModel, asked: list[Any], method: str, peers: dict[str, Peer], repeats: int
+) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
+    """Let all sides take turns with all questions, and compare what they say.
+
+    Return a row for each question, and the median seconds of each question by side, without the
+    first turn, in which programs are compiled.
+    """
+    compiled = count_programs()
     rows: list[dict[str, Any]] = [{"question": number} for number in range(len(asked))]
     seconds: dict[str, list[list[float]]] = {side: [] for side in ("lim_jax", *peers)}
-    for turn in tqdm(range(options.repeats), unit="turn"):
-        result = answer_and_score(model, asked, options.method, compiled)
+    for turn in tqdm(range(repeats), unit="turn"):
+        result = answer_and_score(model, asked, method, compiled)
         seconds["lim_jax"].append([of_question for of_question, _ in result.steps])
         if turn == 0:
             for row, context, (_, programs) in zip(
@@ -367,10 +376,13 @@ def main() -> None:
     row_seconds = {side: np.median(turns[1:], axis=0) for side, turns in seconds.items()}
     for number, row in enumerate(rows):
         row["seconds"] = {side: float(of_side[number]) for side, of_side in row_seconds.items()}
-    if peers or options.out:
-        keep(options.out or RESULTS / name, rows, ("question",), torch=torch.__version__)
+    return rows, row_seconds
+
+
+def print_summary(rows: list[dict[str, Any]], row_seconds: dict[str, np.ndarray]) -> None:
+    """Print the programs, how many answers are alike, and questions a minute of each side."""
     print(f"programs, question by question: {[row['programs'] for row in rows]}")
-    if peers:
+    if len(row_seconds) > 1:
         print(f"answers alike: {sum(row['same answer'] for row in rows)} of {len(rows)}")
     for side, of_side in row_seconds.items():
         print(f"{side}: {60 / of_side.mean():.1f} questions a minute of one core, compiled before")
@@ -378,6 +390,30 @@ def main() -> None:
         print(
             f"its time over ours: {np.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}"
         )
+
+
+def main() -> None:
+    """Ask the questions of all in turns, and print and keep what they took."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--file", type=Path, help="a GGUF file; by default it is fetched")
+    parser.add_argument("--questions", type=int, default=100, choices=range(1, 109), metavar="N")
+    parser.add_argument("--repeats", type=int, default=2, help="turns; the first one compiles")
+    parser.add_argument("--different", action="store_true", help="documents in other orders")
+    parser.add_argument("--method", choices=METHODS, default=GRADIENT)
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    if "LD_PRELOAD" not in os.environ:  # it is read as a process starts
+        allowed = os.environ | {"LD_PRELOAD": str(build_allowing_library())}
+        os.execve(sys.executable, [sys.executable, *sys.argv], allowed)
+    torch.set_num_threads(1)
+    model, network = read_models(options.file)
+    peers = peers_of(model, network, options.method, different=options.different)
+    asked = prompts(model, options.questions, different=options.different)
+    rows, row_seconds = time_turns(model, asked, options.method, peers, options.repeats)
+    if peers or options.out:
+        name = "questions-different.json" if options.different else "questions.json"
+        keep(options.out or RESULTS / name, rows, ("question",), torch=torch.__version__)
+    print_summary(rows, row_seconds)
 
 
 if __name__ == "__main__":
