@@ -64,7 +64,7 @@ def forget_compiled_programs():
 SPENT = pytest.StashKey[dict[str, tuple[float, float]]]()
 
 
-def spent() -> tuple[float, float]:
+def memory_and_minutes() -> tuple[float, float]:
     """Return this process's peak of memory in GiB, and minutes of CPU with its children's."""
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB
@@ -74,7 +74,7 @@ def spent() -> tuple[float, float]:
 def pytest_sessionfinish(session):
     """Let a worker say what it took."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["spent"] = spent()
+        session.config.workeroutput["spent"] = memory_and_minutes()
 
 
 def pytest_testnodedown(node):
@@ -87,7 +87,7 @@ def pytest_testnodedown(node):
 def pytest_terminal_summary(terminalreporter, config):
     """Print what each worker took; the slowest tests stand below, by ``--durations``."""
     terminalreporter.section("memory and CPU")
-    for worker, (peak, minutes) in config.stash.get(SPENT, {"alone": spent()}).items():
+    for worker, (peak, minutes) in config.stash.get(SPENT, {"alone": memory_and_minutes()}).items():
         terminalreporter.line(f"{worker}: {peak:.2f} GiB at most, {minutes:.1f} minutes of CPU")
 
 

@@ -58,7 +58,7 @@ COLUMNS = ("size", "job", "precision", "difference", "compilation", "seconds", "
            "peak MiB", "fused")  # fmt: skip
 
 
-class Prepared(NamedTuple):
+class CompiledJob(NamedTuple):
     """A job that is compiled for a device."""
 
     run: Callable[[], Any]
@@ -67,7 +67,7 @@ class Prepared(NamedTuple):
     fused: int | None = None
 
 
-def prepared(size: Size, name: str, precision: Precision, device: jax.Device) -> Prepared:
+def prepare(size: Size, name: str, precision: Precision, device: jax.Device) -> CompiledJob:
     """Prepare a job of `jobs`, on arrays that are drawn by the processor whatever the device."""
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         model, x, labels = network(size)
@@ -82,7 +82,7 @@ def prepared(size: Size, name: str, precision: Precision, device: jax.Device) ->
     with jax.default_device(device), jax.default_matmul_precision(products):
         compiled = job.lower(*arrays).compile()
     memory = compiled.memory_analysis()
-    return Prepared(
+    return CompiledJob(
         lambda: compiled(*arrays),
         time.perf_counter() - start,
         None if memory is None else memory.temp_size_in_bytes,
@@ -90,18 +90,19 @@ def prepared(size: Size, name: str, precision: Precision, device: jax.Device) ->
     )
 
 
-def prepared_profile(folder: Path, holding: str, device: jax.Device) -> Prepared:
+def prepare_profile(folder: Path, holding: str, device: jax.Device) -> CompiledJob:
     """Prepare the energies of contexts of a network that is read; the first call compiles."""
     with jax.default_device(device):
-        model = published.loaded(folder, holding)
+        model = published.load(folder, holding)
 
     def run() -> Any:
+        """Measure the contexts once."""
         with jax.default_device(device):
-            return published.profiled(model, holding, TOKENS, CONTEXTS)
+            return published.profile(model, holding, TOKENS, CONTEXTS)
 
     start = time.perf_counter()
     run()
-    return Prepared(run, time.perf_counter() - start)
+    return CompiledJob(run, time.perf_counter() - start)
 
 
 def numbers(tree: Any) -> list[np.ndarray]:
@@ -115,7 +116,7 @@ def largest_difference(tree: Any, expected: list[np.ndarray]) -> float:
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
 
 
-def measured(job: Prepared, expected: list[np.ndarray], repeats: int, device: jax.Device) -> dict:
+def measure(job: CompiledJob, expected: list[np.ndarray], repeats: int, device: jax.Device) -> dict:
     """Return what a row says of a job: first its numbers, then medians."""
     difference = largest_difference(job.run(), expected)
     times = [record.seconds(lambda: jax.block_until_ready(job.run())) for _ in range(repeats)]
@@ -131,17 +132,18 @@ def measured(job: Prepared, expected: list[np.ndarray], repeats: int, device: ja
     }
 
 
-def line(row: dict) -> str:
+def table_row(row: dict) -> str:
     """Return a row of the table."""
 
     def cell(name: str) -> str:
+        """Write one entry, empty where nothing was measured."""
         value = row[name]
         return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
     return "| " + " | ".join(map(cell, COLUMNS)) + " |"
 
 
-def described(device: jax.Device) -> dict[str, str]:
+def describe(device: jax.Device) -> dict[str, str]:
     """Return the device, and the versions of what runs it."""
     return {
         "device": device.device_kind,
@@ -157,10 +159,10 @@ def rows(
     """Yield a row for each job of a size, beside the processor in float32."""
     processor = jax.local_devices(backend="cpu")[0]
     for name in tqdm(names, desc=label, leave=False):
-        expected = numbers(prepared(SIZES[label], name, "float32", processor).run())
+        expected = numbers(prepare(SIZES[label], name, "float32", processor).run())
         for precision in BOUNDS:
-            job = prepared(SIZES[label], name, precision, device)
-            timings = measured(job, expected, repeats, device)
+            job = prepare(SIZES[label], name, precision, device)
+            timings = measure(job, expected, repeats, device)
             yield {"size": label, "job": name, "precision": precision} | timings
 
 
@@ -168,10 +170,10 @@ def rows_of_profile(repeats: int, device: jax.Device) -> Iterator[dict[str, Any]
     """Yield a published network's rows, for each way of holding and multiplying its weights."""
     processor = jax.local_devices(backend="cpu")[0]
     with tempfile.TemporaryDirectory() as folder:
-        path = published.written(Path(folder) / "network", "0.1b")
-        expected = numbers(prepared_profile(path, "load", processor).run())
+        path = published.write_network(Path(folder) / "network", "0.1b")
+        expected = numbers(prepare_profile(path, "load", processor).run())
         for name, precision, holding in PROFILES:
-            timings = measured(prepared_profile(path, holding, device), expected, repeats, device)
+            timings = measure(prepare_profile(path, holding, device), expected, repeats, device)
             yield {"size": "0.1b", "job": name, "precision": precision} | timings
 
 
@@ -194,7 +196,7 @@ def main(
     jax.config.update("jax_default_matmul_precision", "highest")
     device = jax.local_devices(backend=platform)[0]
     checks = os.environ.get("EQX_ON_ERROR", "raise")
-    about = described(device)
+    about = describe(device)
     print(*(f"{name}: {value}" for name, value in about.items()), f"checks: {checks}", sep="; ")
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
     beyond = []
@@ -202,11 +204,11 @@ def main(
     for rows_of_size in (*rows_by_size, rows_of_profile(repeats, device)):
         for row in rows_of_size:
             row |= {"device": device.device_kind, "checks": checks}
-            print(line(row), flush=True)
+            print(table_row(row), flush=True)
             key = ("device", "size", "job", "precision", "checks")
             record.keep(out, [row], key, **about)
             if not row["difference"] < BOUNDS[row["precision"]]:
-                beyond.append(line(row))
+                beyond.append(table_row(row))
     assert not beyond, "further from the processor than bounded:\n" + "\n".join(beyond)
 
 

@@ -13,16 +13,18 @@ BATCH = 16
 RATE = 3e-3
 
 
-def trained(model: CausalLM, text: jax.Array, length: int, key: jax.Array) -> CausalLM:
+def train(model: CausalLM, text: jax.Array, length: int, key: jax.Array) -> CausalLM:
     """Train a network by Adam under uniform teacher forcing, on random windows of a text."""
     adam = optax.adam(RATE)
 
     def risk(model, windows):
+        """Return the mean loss over windows."""
         x, y = jax.vmap(model.example, in_axes=(0, None))(windows, teacher_forcing(length))
         return jax.vmap(model.loss)(x, y).mean()
 
     @eqx.filter_jit
     def update(model, state, key):
+        """Take one step of Adam on windows that are drawn by the key."""
         windows = sample_windows(text, length, BATCH, key=key)
         change, state = adam.update(jax.grad(risk)(model, windows), state)
         return eqx.apply_updates(model, change), state

@@ -168,7 +168,7 @@ OLDER: list[Document] = [
 ]  # fmt: skip
 
 
-def others(name: str, value: Any) -> list[Any]:
+def other_values(name: str, value: Any) -> list[Any]:
     """Return other values that an option may have, by its name or by its kind."""
     if name in OTHER:
         return [other for other in OTHER[name] if other != value]
@@ -188,11 +188,11 @@ def edits(document: Document) -> Iterator[Document]:
     for name, value in document.items():
         yield {name: GONE}
         yield {name: None}
-        yield from ({name: other} for other in others(name, value))
+        yield from ({name: other} for other in other_values(name, value))
     for edit in OLDER:
         if all(name in document for name, value in edit.items() if value is GONE):
             yield edit
-    yield from strangers(document)
+    yield from borrowed_options(document)
     if "rope_parameters" in document or "rope_theta" in document:
         yield from rope_edits(document)
 
@@ -221,12 +221,12 @@ def rope_edits(document: Document) -> Iterator[Document]:
     yield {"rope_parameters": [1]}
 
 
-def edited(document: Document, edit: Document) -> Document:
+def apply_edit(document: Document, edit: Document) -> Document:
     """Return a configuration with an edit's values, without those that are gone."""
     return {name: value for name, value in (document | edit).items() if value is not GONE}
 
 
-def spelt(edit: Document) -> str:
+def spell(edit: Document) -> str:
     """Spell an edit in words."""
     words = {name: "(left out)" if value is GONE else value for name, value in edit.items()}
     return ", ".join(f"{name} = {json.dumps(value)}" for name, value in words.items())
@@ -239,11 +239,11 @@ def config_of(family: str) -> t.PretrainedConfig:
     return kind(**(NO_WORDS | sizes | FAMILIES[family]))
 
 
-def strangers(document: Document) -> Iterator[Document]:
+def borrowed_options(document: Document) -> Iterator[Document]:
     """Yield options of other families, one at a time."""
     options = {name: value for f in FAMILIES for name, value in config_of(f).to_dict().items()}
     for name in sorted(set(options) - set(document)):
-        yield {name: (others(name, options[name]) or [options[name]])[0]}
+        yield {name: (other_values(name, options[name]) or [options[name]])[0]}
 
 
 class Audit:
@@ -253,10 +253,10 @@ class Audit:
         self.family = family
         self.folder = folder
         self.done = {}  # logits by all that a model is: many options change nothing
-        self.made(config_of(family))
+        self.save_network(config_of(family))
         self.document = json.loads((folder / "config.json").read_text(encoding="utf-8"))
 
-    def made(self, config: t.PretrainedConfig) -> None:
+    def save_network(self, config: t.PretrainedConfig) -> None:
         """Save a network of a configuration, with weights off their defaults."""
         torch.manual_seed(0)
         network = t.AutoModelForCausalLM.from_config(config, **EAGER)
@@ -276,31 +276,33 @@ class Audit:
 
         With `save_unedited` weights are those of the configuration as it was.
         """
-        document = edited(self.document, edit)
-        refused = self.refused(document)
+        document = apply_edit(self.document, edit)
+        refused = self.refusal(document)
         if refused is not None:
             return refused
         try:
             self.write(self.document if save_unedited else document)
-            self.made(t.AutoConfig.from_pretrained(self.folder))
+            self.save_network(t.AutoConfig.from_pretrained(self.folder))
             self.write(document)  # which was saved as transformers spells it
-            theirs = self.theirs()
+            theirs = self.their_logits()
         except Exception as error:  # transformers has no network of such options
             return "unmade", f"{type(error).__name__}: {error}"
         if not np.isfinite(theirs).all():
             return "unmade", "not finite"
         try:
-            gap = relative_difference(self.ours(), theirs)
+            gap = relative_difference(self.our_logits(), theirs)
             if NEAR < gap < ROUNDING:
                 with jax.enable_x64(True):
-                    gap = relative_difference(self.ours("float64"), self.theirs(torch.float64))
+                    gap = relative_difference(
+                        self.our_logits("float64"), self.their_logits(torch.float64)
+                    )
         except ValueError as error:
             return "refused", str(error)
         except Exception as error:
             return "foreign", f"{type(error).__name__}: {error}"
         return ("equal", "") if gap <= NEAR else ("wrong", f"{gap:.1e}")
 
-    def refused(self, document: Document) -> tuple[str, str] | None:
+    def refusal(self, document: Document) -> tuple[str, str] | None:
         """Tell whether options alone are refused, and how: no weights are made of these."""
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(document), encoding="utf-8")
@@ -313,7 +315,7 @@ class Audit:
                 return "foreign", f"{type(error).__name__}: {error}"
         return None
 
-    def theirs(self, dtype: torch.dtype = torch.float32) -> np.ndarray:
+    def their_logits(self, dtype: torch.dtype = torch.float32) -> np.ndarray:
         """Compute the folder's logits by transformers, which must find all weights in it."""
         network, loading = t.AutoModelForCausalLM.from_pretrained(
             self.folder, output_loading_info=True, dtype=dtype, **EAGER
@@ -324,7 +326,7 @@ class Audit:
         with torch.no_grad():
             return network.eval()(torch.tensor([IDS])).logits[0].numpy()
 
-    def ours(self, dtype: str = "float32") -> np.ndarray:
+    def our_logits(self, dtype: str = "float32") -> np.ndarray:
         """Compute the logits by the library, step by step: compiling takes ten times that."""
         model = lim.models.load(self.folder, dtype=dtype)
         leaves, tree = jax.tree.flatten(model)
@@ -360,15 +362,15 @@ def main() -> None:
             tries = [(edit, False) for edit in edits(audit.document)]
             tries += [({"tie_word_embeddings": tied}, True) for tied in (True, False)]
             for edit, save_unedited in tries:
-                if (spelt(edit), save_unedited) in tried:
+                if (spell(edit), save_unedited) in tried:
                     continue
-                tried.add((spelt(edit), save_unedited))
+                tried.add((spell(edit), save_unedited))
                 outcome, words = audit.verdict(edit, save_unedited=save_unedited)
                 counts[outcome] += 1
                 words = " ".join(words.split())
-                print(family, outcome, spelt(edit), words, sep="\t", file=log, flush=True)
+                print(family, outcome, spell(edit), words, sep="\t", file=log, flush=True)
                 if outcome in ("wrong", "foreign"):
-                    print(f"{family:18s} {outcome:8s} {spelt(edit)}: {words}", flush=True)
+                    print(f"{family:18s} {outcome:8s} {spell(edit)}: {words}", flush=True)
         print(f"{family:18s} {dict(counts)}", flush=True)
         row = {"family": family, "tried": len(tried)} | {name: counts[name] for name in VERDICTS}
         keep(options.results, [row], ("family",), **versions)

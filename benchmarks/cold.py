@@ -56,7 +56,7 @@ JOBS = {
 }
 
 
-def spent(arguments: tuple[str, ...], cache: str = "") -> tuple[float, float, str]:
+def time_process(arguments: tuple[str, ...], cache: str = "") -> tuple[float, float, str]:
     """Run a process in its own folder; return seconds of CPU and of the clock, and its output."""
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
@@ -103,7 +103,7 @@ def print_commands(model: str | None) -> None:
             cache = str(Path(folder) / name)
             for run in ("first", "second"):
                 line = str(PHASES), "--cache", cache, name, *arguments
-                cpu, wall, printed = spent(line, cache)
+                cpu, wall, printed = time_process(line, cache)
                 phases = json.loads(printed.splitlines()[-1])
                 compiled = phases.pop("compiled")
                 _ = phases.pop("status")
@@ -121,7 +121,7 @@ def main() -> None:
     repeats = arguments.repeats
     print(f"{'job':30s} {'CPU':>8s} {'wall':>8s}   medians of {repeats}")
     for name, job in JOBS.items():
-        runs = [spent(job)[:2] for _ in range(repeats)]
+        runs = [time_process(job)[:2] for _ in range(repeats)]
         cpu, wall = (statistics.median(column) for column in zip(*runs, strict=True))
         print(f"{name:30s} {cpu:6.2f} s {wall:6.2f} s", flush=True)
     print_commands(arguments.model)

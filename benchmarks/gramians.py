@@ -41,7 +41,7 @@ SIZES = (
 )
 
 
-def setting(length: int, width: int, heads: int, depth: int, num_observed: int):
+def observed_network(length: int, width: int, heads: int, depth: int, num_observed: int):
     """Observe the last tokens of a random network."""
     keys = jax.random.split(jax.random.key(0), depth + 1)
     make = jax.vmap(lambda key: lim.TransformerField.init(width, heads=heads, key=key))
@@ -65,7 +65,7 @@ def seconds(jobs: dict[str, Callable], *arguments, repeats: int) -> dict[str, fl
 
 def route_row(size: tuple[int, ...], repeats: int) -> dict:
     """Time both exact routes at one size, and see which the cost model picks."""
-    see, x = setting(*size)
+    see, x = observed_network(*size)
     jobs = {
         mode: lambda see, x, mode=mode: observability_gramians(see, x, 1.0, mode)
         for mode in ("forward", "reverse")
@@ -78,7 +78,7 @@ def route_row(size: tuple[int, ...], repeats: int) -> dict:
 
 def traces_row(size: tuple[int, ...], repeats: int) -> dict:
     """Time one sweep for all positions against one forward probe for each."""
-    see, x = setting(*size)
+    see, x = observed_network(*size)
     observed = jax.eval_shape(see, x)
     noise = jax.random.normal(jax.random.key(1), (1, *observed.shape))
     probe = jax.random.normal(jax.random.key(2), (1, x.shape[1]))

@@ -14,7 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from byte_training import trained
+from byte_training import train
 
 import lim_jax as lim
 from lim_jax import models
@@ -88,7 +88,7 @@ def main() -> None:
     text = standard_library_text(100_000)
     for seed in (0, 1):
         start = byte_model(LENGTH, width=32, depth=4, key=jax.random.key(seed))
-        network = trained(start, text, LENGTH, jax.random.key(seed + 2))
+        network = train(start, text, LENGTH, jax.random.key(seed + 2))
         cases.append((f"trained here, {seed}", network, text[5000 : 5000 + LENGTH]))
     for number, (name, network, ids) in enumerate(cases):
         row = errors(network, np.asarray(ids, np.int32))

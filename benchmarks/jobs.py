@@ -58,15 +58,22 @@ def our_jobs(length: int, dtype: DTypeLike | None = None) -> dict[str, Callable]
     last = jax.numpy.array([length - 1])
 
     def loss(model, x, y):
+        """Compute one example's cross-entropy."""
         return lim.cross_entropy(model[1](model[0](x, grid), grid), y, grid)
 
     def objective(model, batch):
+        """Compute risk and penalty of Algorithm 1."""
         even = Penalty(epsilon=0.0)
         return balanced_objective(loss, model, batch, grid, even, strength=STRENGTH)
 
     def mask_gradients(model, batch):
+        """Compute the batch's mean gradient in each position's log weight."""
+
         def of_example(x, y):
+            """Compute the density of one example's mask gradient."""
+
             def terminal(state, y):
+                """Compute the loss of the last layer's states."""
                 return lim.cross_entropy(model[1](state, grid), y, grid)
 
             return mask_gradient(model[0], terminal, (x, y), grid).total
@@ -99,7 +106,7 @@ def weights(model: tuple) -> dict[str, np.ndarray]:
     return {name: np.asarray(value) for name, value in arrays.items()}
 
 
-def named(result: jax.Array | tuple) -> dict[str, np.ndarray]:
+def arrays_by_name(result: jax.Array | tuple) -> dict[str, np.ndarray]:
     """Return what a job returns, by name: one array, or one for each of the network's."""
     return {"": np.asarray(result)} if isinstance(result, jax.Array) else weights(result)
 

@@ -43,22 +43,26 @@ def our_jobs(path: Path, window: np.ndarray, remat: str) -> dict[str, Job]:
     grid = lim.token_grid(tokens)
 
     def influence() -> dict[str, np.ndarray]:
+        """Compute the energy of each token."""
         ask = lim.loss.last_token
         return {"": lim.models.energies_of_ids(model, [ids], ask=ask)[0]}
 
     @filter_jit
     def gradient(model: CausalLM, ids: Int[Array, " window"]) -> Float[Array, " tokens"]:
+        """Compute the loss's gradient in each token's log weight."""
         loss, example = last_token(model, ids)
         return grid.weights * mask_gradient(model.flow, loss, example, grid).total
 
     @filter_jit
     def path_and_ends(model: CausalLM, ids: Int[Array, " window"]) -> dict[str, jax.Array]:
+        """Compute the mask path of the document, and the loss with it and without."""
         loss, example = last_token(model, ids)
         path = mask_path(model.flow, loss, example, grid, chosen, nodes=NODES, least=LEAST)
         ends = jnp.stack([path.loss, path.loss_without])
         return {"path": grid.weights * path.total, "ends": ends}
 
     def greedy() -> dict[str, np.ndarray]:
+        """Let the network go on with the context."""
         # The one length needs a program of its own: nothing is padded for others.
         answer = lim.models.answer(model, ids[:-1], ANSWER, padding=lambda length: length)
         return {"": np.asarray(answer)}

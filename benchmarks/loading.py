@@ -18,7 +18,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import safetensors
-from real_model import fetched
+from real_model import fetch_weights
 from record import RESULTS, keep, peak_memory, seconds
 from safetensors.numpy import save_file
 
@@ -63,7 +63,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": shape for name, shape in by_name.items()}
 
 
-def written(folder: Path, precision: str) -> Path:
+def write_folder(folder: Path, precision: str) -> Path:
     """Write a folder of random weights, as it is published."""
     folder.mkdir()
     generator = np.random.default_rng(0)
@@ -76,7 +76,7 @@ def written(folder: Path, precision: str) -> Path:
     return folder
 
 
-def measured(path: Path) -> dict:
+def measure(path: Path) -> dict:
     """Read weights in this process."""
     lim.models.load, gguf.GGUFReader, safetensors.safe_open  # noqa: B018  loaded when first used
     jax.block_until_ready(jax.device_put(np.zeros(1)))
@@ -84,6 +84,7 @@ def measured(path: Path) -> dict:
     times = []
 
     def job() -> None:
+        """Read the weights once."""
         models.append(jax.block_until_ready(lim.models.load(path)))
 
     peak = peak_memory(lambda: times.append(seconds(job)))
@@ -98,13 +99,13 @@ def main() -> None:
     parser.add_argument("--read", type=Path, help="weights to read in this process")
     options = parser.parse_args()
     if options.read:
-        print(json.dumps(measured(options.read)))
+        print(json.dumps(measure(options.read)))
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         rows = []
-        paths = {f"safetensors, {p}": written(folder / p, p) for p in PRECISIONS}
-        paths["GGUF, Q4_1"] = options.file or fetched(folder)
+        paths = {f"safetensors, {p}": write_folder(folder / p, p) for p in PRECISIONS}
+        paths["GGUF, Q4_1"] = options.file or fetch_weights(folder)
         for name, path in paths.items():
             command = [sys.executable, __file__, "--read", str(path)]
             done = subprocess.run(command, check=True, capture_output=True, text=True)

@@ -87,6 +87,7 @@ def euler_row(kind: str, repeats: int) -> dict:
     np.testing.assert_allclose(ends["diffrax"], ends["recursion"], rtol=0, atol=1e-4)
 
     def gradient(flow: eqx.Module, x: jax.Array) -> eqx.Module:
+        """Compute the gradient in the weights."""
         return eqx.filter_grad(lambda flow: (flow(x, GRID) ** 2).sum())(flow)
 
     job = {"forward": lambda flow, x: flow(x, GRID), "gradient": gradient}[kind]
@@ -123,24 +124,29 @@ def adaptive_row(kind: str, repeats: int) -> dict:
     start = torch.from_numpy(np.array(x))
 
     def torch_field(time: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """Compute PyTorch's vector field."""
         normed = F.layer_norm(state, (WIDTH,), weights["scale2"], weights["shift2"])
         hidden = F.gelu(normed @ weights["inner"].T + weights["inner_bias"], approximate="tanh")
         attended = peer_torch.attention(weights, *(2 * (state[None],)), HEADS)[0]
         return attended + hidden @ weights["outer"].T + weights["outer_bias"]
 
     def torch_end(state: torch.Tensor) -> torch.Tensor:
+        """Solve to depth time 1 by torchdiffeq."""
         times = torch.tensor([0.0, 1.0])
         return odeint(torch_field, state, times, rtol=TOLERANCE, atol=TOLERANCE, method="dopri5")[1]
 
     def torch_gradient() -> torch.Tensor:
+        """Compute PyTorch's gradient in the weights."""
         state = start.clone().requires_grad_(True)
         return torch.autograd.grad((torch_end(state) ** 2).sum(), state)[0]
 
     def torch_forward() -> torch.Tensor:
+        """Solve without keeping what a gradient needs."""
         with torch.no_grad():
             return torch_end(start)
 
     def gradient(x: jax.Array) -> jax.Array:
+        """Compute our gradient in the weights."""
         return jax.grad(lambda x: (flow(x, GRID) ** 2).sum())(x)
 
     ours = {"forward": lambda x: flow(x, GRID), "gradient": gradient}[kind]

@@ -32,7 +32,7 @@ LAYER = 1  # the one whose attention is differentiated
 BESIDE = "falcon_h1"  # its attention stands beside a recurrent sublayer, and is not one
 
 
-def theirs(network: torch.nn.Module) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
+def their_quantities(network: torch.nn.Module) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
     """Compute every quantity by torch and NumPy, and the state before the layer."""
     ids = ids_of(network.config)
     logits, loss, gradient = peer.logits_and_gradient(network, ids)
@@ -64,7 +64,7 @@ def theirs(network: torch.nn.Module) -> tuple[dict[str, np.ndarray], np.ndarray 
 
 
 @eqx.filter_jit
-def ours(
+def our_quantities(
     model: lim.models.CausalLM, ids: jax.Array, state: jax.Array | None
 ) -> dict[str, jax.Array]:
     """Compute them by the library, and the gradient also as the sum of channels and of hops."""
@@ -118,11 +118,13 @@ def differences(name: str, precision: str) -> dict[str, float]:
     double = precision == "float64"
     with tempfile.TemporaryDirectory() as folder, jax.enable_x64(double):
         more = PUBLISHED.get(name, {})
-        network = peer.published(CONFIGURATIONS[name], Path(folder), more)
+        network = peer.save_network(CONFIGURATIONS[name], Path(folder), more)
         with peer.Doubled() if double else contextlib.nullcontext():
-            expected, state = theirs(peer.in_double(network) if double else network)
+            expected, state = their_quantities(peer.copy_in_double(network) if double else network)
         ids = jnp.array(ids_of(network.config), jnp.int32)
-        actual = ours(lim.models.load(folder, dtype=precision), ids, jax.device_put(state))
+        actual = our_quantities(
+            lim.models.load(folder, dtype=precision), ids, jax.device_put(state)
+        )
     gaps = {
         name: np.abs(np.asarray(actual[name]) - value).max() / np.abs(value).max()
         for name, value in expected.items()

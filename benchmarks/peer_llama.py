@@ -42,7 +42,7 @@ def attend(
 AttentionInterface.register(ATTENTION, attend)
 
 
-def loaded(path: Path, precision: str, device: str = "cpu") -> Any:
+def load(path: Path, precision: str, device: str = "cpu") -> Any:
     """Read the network, whose weights are constants, for as many threads as there are cores."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     kind: Any = AutoModelForCausalLM
@@ -69,25 +69,30 @@ def last_token(network: Any, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
 
 def jobs(path: Path, window: np.ndarray, device: str, compiled: bool = False) -> dict[str, Job]:
     """Return each job of a network that is read once, all of it in bfloat16."""
-    network = loaded(path, "bfloat16", device)
+    network = load(path, "bfloat16", device)
     forward = torch.compile(network) if compiled else network
     ids = torch.tensor(window[None], device=device)
     chosen = torch.tensor(in_document(len(window) - 1), device=device)
 
     def loss(log_weights: torch.Tensor) -> torch.Tensor:
+        """Compute the loss with log weights added to the scores of keys."""
         return last_token(forward, ids, input_ids=ids[:, :-1], log_weights=log_weights)
 
     def document_at(log_weight: float) -> torch.Tensor:
+        """Return the log weights by which the document alone has this one."""
         return torch.where(chosen, log_weight, 0.0)
 
     def gradient_at(log_weights: torch.Tensor) -> torch.Tensor:
+        """Compute the loss's gradient in log weights."""
         log_weights.requires_grad_()
         return torch.autograd.grad(loss(log_weights), log_weights)[0]
 
     def mask_gradient() -> dict[str, np.ndarray]:
+        """Compute the gradient where everything has full weight."""
         return {"": gradient_at(document_at(0.0)).cpu().numpy()}
 
     def mask_path() -> dict[str, np.ndarray]:
+        """Add up gradients as the document comes in, and compute the loss at both ends."""
         shares = [
             share * gradient_at(document_at(log_weight))
             for log_weight, share in path_rule(NODES, LEAST).T.tolist()
@@ -98,6 +103,7 @@ def jobs(path: Path, window: np.ndarray, device: str, compiled: bool = False) ->
         return {"path": path.cpu().numpy(), "ends": ends.cpu().numpy()}
 
     def greedy() -> dict[str, np.ndarray]:
+        """Let the network go on with the context."""
         context = ids[:, :-1]
         with torch.no_grad():
             answered = network.generate(

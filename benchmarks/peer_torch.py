@@ -17,6 +17,7 @@ def parameters(arrays: dict[str, np.ndarray]) -> Parameters:
     depth, heads, size, width = arrays["query"].shape
 
     def flat(name: str) -> np.ndarray:
+        """Return a matrix for each layer, whose rows are the heads' features."""
         return arrays[name].reshape(depth, heads * size, width)
 
     qkv = np.concatenate([flat("query"), flat("key"), flat("value")], axis=1)
@@ -27,7 +28,7 @@ def parameters(arrays: dict[str, np.ndarray]) -> Parameters:
     return {name: torch.from_numpy(np.array(value)) for name, value in stacked.items()}
 
 
-def separated(params: Parameters, heads: int) -> dict[str, np.ndarray]:
+def arrays_of_parameters(params: Parameters, heads: int) -> dict[str, np.ndarray]:
     """Invert `parameters`: return arrays under the names that these came by."""
     arrays = {name: value.cpu().numpy() for name, value in params.items()}
     qkv = arrays.pop("joined")
@@ -68,6 +69,7 @@ def attention(
     batch, length, width = x.shape
 
     def split(part: torch.Tensor) -> torch.Tensor:
+        """Return a projection's features head by head."""
         return part.reshape(batch, length, heads, width // heads).transpose(1, 2)
 
     normed = F.layer_norm(x, (width,), p["scale1"], p["shift1"])
@@ -146,75 +148,112 @@ def gramians(params: Parameters, x: torch.Tensor, heads: int) -> np.ndarray:
     return torch.einsum("koia,koib->iab", jacobian, jacobian).cpu().numpy()
 
 
-def jobs(
-    arrays: dict[str, np.ndarray],
-    x: np.ndarray,
-    labels: np.ndarray,
-    heads: int,
-    strength: float,
-    compiled: bool = False,
-    device: str = "cpu",
-) -> dict[str, Callable[[], dict[str, np.ndarray]]]:
-    """Return each job as a function of nothing, that returns numbers to compare, by name.
+class TorchJobs:
+    """Each job as a method that returns numbers to compare, by name.
 
-    By `torch.compile` those that it knows: it has no double backward and no forward mode.
+    First order goes by `torch.compile` where that is asked for: it has no double backward and no
+    forward mode.
     """
-    params = {name: value.to(device) for name, value in parameters(arrays).items()}
-    x_ = torch.from_numpy(x.copy()).to(device)
-    y = torch.from_numpy(labels).to(device)
-    length = x.shape[1]
-    first_order_losses = torch.compile(losses) if compiled else losses
 
-    def energies(params: Parameters, x: torch.Tensor, create_graph: bool = False):
-        x = x.clone().requires_grad_(True)
-        each = (losses if create_graph else first_order_losses)(params, x, y, heads)
-        (slope,) = torch.autograd.grad(each.sum(), x, create_graph=create_graph)
-        return each, ((slope * length) ** 2).sum(dim=2).mean(dim=0)
+    def __init__(
+        self,
+        arrays: dict[str, np.ndarray],
+        x: np.ndarray,
+        labels: np.ndarray,
+        heads: int,
+        strength: float,
+        compiled: bool = False,
+        device: str = "cpu",
+    ):
+        self.params = {name: value.to(device) for name, value in parameters(arrays).items()}
+        self.x = torch.from_numpy(x.copy()).to(device)
+        self.y = torch.from_numpy(labels).to(device)
+        self.length = x.shape[1]
+        self.heads = heads
+        self.strength = strength
+        self.first_order_losses = torch.compile(losses) if compiled else losses
 
-    def trainable() -> Parameters:
-        return {name: value.clone().requires_grad_(True) for name, value in params.items()}
+    def jobs(self) -> dict[str, Callable[[], dict[str, np.ndarray]]]:
+        """Return the jobs by their names in `jobs`."""
+        return {
+            "influence": self.influence,
+            "gradient": self.gradient,
+            "algorithm 1": self.algorithm_1,
+            "mdot": self.mdot,
+            "mask gradient": self.mask_gradient,
+            "cone mass": self.cone_mass,
+            "gramians": self.gramians,
+        }
 
-    def separate(slopes: tuple[torch.Tensor, ...]) -> dict[str, np.ndarray]:
-        return separated(dict(zip(params, slopes, strict=True)), heads)
+    def influence(self) -> dict[str, np.ndarray]:
+        """Compute the energy of each position."""
+        x = self.tracked_x()
+        each = self.first_order_losses(self.params, x, self.y, self.heads)
+        (slope,) = torch.autograd.grad(each.sum(), x)
+        return {"": self.energy_of(slope).cpu().numpy()}
 
-    def influence() -> dict[str, np.ndarray]:
-        return {"": energies(params, x_)[1].cpu().numpy()}
+    def gradient(self) -> dict[str, np.ndarray]:
+        """Compute the risk's gradient in all weights."""
+        at = self.tracked_params()
+        each = self.first_order_losses(at, self.x, self.y, self.heads)
+        return self.by_name(torch.autograd.grad(each.mean(), list(at.values())))
 
-    def gradient() -> dict[str, np.ndarray]:
-        at = trainable()
-        each = first_order_losses(at, x_, y, heads)
-        return separate(torch.autograd.grad(each.mean(), list(at.values())))
-
-    def algorithm_1() -> dict[str, np.ndarray]:
-        at = trainable()
+    def algorithm_1(self) -> dict[str, np.ndarray]:
+        """Compute the balanced objective's gradient in all weights."""
+        at = self.tracked_params()
+        x = self.tracked_x()
         with sdpa_kernel(SDPBackend.MATH):  # the fused ones have no double backward
-            each, energy = energies(at, x_, create_graph=True)
+            each = losses(at, x, self.y, self.heads)
+            (slope,) = torch.autograd.grad(each.sum(), x, create_graph=True)
+            energy = self.energy_of(slope)
             penalty = ((energy / energy.mean() - 1) ** 2).mean() / 2
-            objective = each.mean() + strength * penalty
-            return separate(torch.autograd.grad(objective, list(at.values())))
+            objective = each.mean() + self.strength * penalty
+            return self.by_name(torch.autograd.grad(objective, list(at.values())))
 
-    def mdot() -> dict[str, np.ndarray]:
+    def mdot(self) -> dict[str, np.ndarray]:
+        """Compute the density's rate along the risk's gradient flow."""
+
         def energy(params: Parameters) -> torch.Tensor:
-            slope = torch.func.grad(lambda x: losses(params, x, y, heads).sum())(x_)
-            return ((slope * length) ** 2).sum(dim=2).mean(dim=0)
+            """Compute the energy of each position, as a function of the weights."""
+            slope = torch.func.grad(lambda x: losses(params, x, self.y, self.heads).sum())
+            return self.energy_of(slope(self.x))
+
+        def negative_risk(params: Parameters) -> torch.Tensor:
+            """Compute minus the risk, whose gradient is the flow's direction."""
+            return -losses(params, self.x, self.y, self.heads).mean()
 
         with sdpa_kernel(SDPBackend.MATH):
-            down = torch.func.grad(lambda p: -losses(p, x_, y, heads).mean())(params)
-            value, rate = torch.func.jvp(energy, (params,), (down,))
+            down = torch.func.grad(negative_risk)(self.params)
+            value, rate = torch.func.jvp(energy, (self.params,), (down,))
             total = value.mean()
             return {"": ((rate - value / total * rate.mean()) / total).cpu().numpy()}
 
-    def mask_gradient() -> dict[str, np.ndarray]:
-        log_weights = x_.new_zeros(length, requires_grad=True)
-        loss = first_order_losses(params, x_, y, heads, log_weights).mean()
-        return {"": torch.autograd.grad(loss, log_weights)[0].cpu().numpy()}
+    def mask_gradient(self) -> dict[str, np.ndarray]:
+        """Compute the risk's gradient in the log weight of each position as a key."""
+        log_weights = self.x.new_zeros(self.length, requires_grad=True)
+        each = self.first_order_losses(self.params, self.x, self.y, self.heads, log_weights)
+        return {"": torch.autograd.grad(each.mean(), log_weights)[0].cpu().numpy()}
 
-    return {
-        "influence": influence,
-        "gradient": gradient,
-        "algorithm 1": algorithm_1,
-        "mdot": mdot,
-        "mask gradient": mask_gradient,
-        "cone mass": lambda: {"": cone_mass(params, x_, heads)},
-        "gramians": lambda: {"": gramians(params, x_, heads)},
-    }
+    def cone_mass(self) -> dict[str, np.ndarray]:
+        """Compute the first layer's cone masses."""
+        return {"": cone_mass(self.params, self.x, self.heads)}
+
+    def gramians(self) -> dict[str, np.ndarray]:
+        """Compute the Gramians of the last token."""
+        return {"": gramians(self.params, self.x, self.heads)}
+
+    def energy_of(self, slope: torch.Tensor) -> torch.Tensor:
+        """Return the energy of each position, of the gradient of summed losses in the inputs."""
+        return ((slope * self.length) ** 2).sum(dim=2).mean(dim=0)
+
+    def tracked_x(self) -> torch.Tensor:
+        """Return a copy of the inputs that is differentiated."""
+        return self.x.clone().requires_grad_(True)
+
+    def tracked_params(self) -> Parameters:
+        """Return a copy of the weights that is differentiated."""
+        return {name: value.clone().requires_grad_(True) for name, value in self.params.items()}
+
+    def by_name(self, slopes: tuple[torch.Tensor, ...]) -> dict[str, np.ndarray]:
+        """Return gradients in the weights under the names of the network's arrays."""
+        return arrays_of_parameters(dict(zip(self.params, slopes, strict=True)), self.heads)

@@ -53,7 +53,9 @@ def kind_of(config: PretrainedConfig) -> Any:
     return AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
 
 
-def published(config: PretrainedConfig, folder: Path, more: Mapping[str, Any]) -> torch.nn.Module:
+def save_network(
+    config: PretrainedConfig, folder: Path, more: Mapping[str, Any]
+) -> torch.nn.Module:
     """Save a network off its defaults in float32; `more` is what its file says otherwise."""
     torch.manual_seed(0)
     network = kind_of(config).from_config(config, **PLAIN, dtype=torch.float32)
@@ -71,7 +73,7 @@ def published(config: PretrainedConfig, folder: Path, more: Mapping[str, Any]) -
     return network.eval()
 
 
-def in_double(network: torch.nn.Module) -> torch.nn.Module:
+def copy_in_double(network: torch.nn.Module) -> torch.nn.Module:
     """Copy weights to a network that was made in double, to be called inside `Doubled`.
 
     So are the frequencies of its rotary positions, which no file holds.
@@ -89,6 +91,7 @@ def logits_and_gradient(network: torch.nn.Module, ids: list[int]) -> tuple[np.nd
     captured = {}
 
     def leaf(_: Any, inputs: tuple) -> tuple:
+        """Let the layer read a copy of its input that is differentiated."""
         captured["state"] = inputs[0].detach().requires_grad_(True)
         return captured["state"], *inputs[1:]
 
@@ -164,6 +167,7 @@ def _without_queries(
     name = next(name for name in QUERIES if getattr(attention, name, None) is not None)
 
     def stop_queries(_: torch.nn.Module, __: tuple, out: torch.Tensor) -> torch.Tensor:
+        """Cut queries off from the state, and leave keys and values."""
         return torch.where(_queries(name, out.shape[-1], config), out.detach(), out)
 
     hooks = [getattr(attention, name).register_forward_hook(stop_queries)]

@@ -6,6 +6,7 @@ account of the compiled programs' temporary buffers.
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import equinox as eqx
@@ -17,6 +18,59 @@ import lim_jax as lim
 from lim_jax.training.density_objectives import balanced_objective
 from lim_jax.training.discrepancy import influence_discrepancy
 from lim_jax.training.dynamics import density_dynamics, risk
+
+
+def jobs_of(
+    length: int, width: int, heads: int, depth: int, batch: int
+) -> tuple[dict[str, Callable], tuple]:
+    """Return each job as a function of a random network, and the network."""
+    grid = lim.token_grid(length)
+    keys = jax.random.split(jax.random.key(0), depth + 3)
+    layers = jax.vmap(lambda key: lim.TransformerField.init(width, heads=heads, key=key))(
+        keys[:depth]
+    )
+    model = (
+        lim.ResidualFlow(layers, horizon=float(depth), step=lim.split),
+        lim.LinearReadout.init(width, 32, key=keys[-3]),
+    )
+    x = jax.random.normal(keys[-2], (batch, length, width))
+    y = jax.nn.one_hot(jax.random.randint(keys[-1], (batch, length), 0, 32), 32)
+
+    def loss(model, x, y):
+        """Compute one example's cross-entropy."""
+        return lim.cross_entropy(model[1](model[0](x, grid), grid), y, grid)
+
+    def mean_loss(model):
+        """Compute the risk alone."""
+        return risk(loss, model, (x, y))
+
+    def balanced(model):
+        """Compute risk and penalty as the library does, in one mixed derivative."""
+        return balanced_objective(loss, model, (x, y), grid, strength=1.0)
+
+    def balanced_through_density(model):
+        """Compute the same by a density whose gradient is a gradient of a gradient."""
+        density = lim.influence(loss, model, (x, y), grid).density
+        return mean_loss(model) + influence_discrepancy(density, 1.0, grid)
+
+    jobs = {
+        "plain gradient": jax.value_and_grad(mean_loss),
+        "Algorithm 1": jax.value_and_grad(balanced),
+        "Algorithm 1, gradient of gradient": jax.value_and_grad(balanced_through_density),
+        "mdot": lambda model: density_dynamics(loss, model, (x, y), grid).rate,
+    }
+    return jobs, model
+
+
+def median_seconds(programs: dict[str, Callable], model: tuple, repeats: int) -> dict[str, float]:
+    """Time compiled jobs by turns; return the medians."""
+    times = {name: [] for name in programs}
+    for _ in range(repeats):
+        for name, program in programs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(program(model))
+            times[name].append(time.perf_counter() - start)
+    return {name: float(np.median(values)) for name, values in times.items()}
 
 
 def main(
@@ -39,40 +93,9 @@ def main(
         repeats: Alternated repeats.
         out: A JSON file for the results.
     """
-    grid = lim.token_grid(length)
-    keys = jax.random.split(jax.random.key(0), depth + 3)
-    layers = jax.vmap(lambda key: lim.TransformerField.init(width, heads=heads, key=key))(
-        keys[:depth]
-    )
-    model = (
-        lim.ResidualFlow(layers, horizon=float(depth), step=lim.split),
-        lim.LinearReadout.init(width, 32, key=keys[-3]),
-    )
-    x = jax.random.normal(keys[-2], (batch, length, width))
-    y = jax.nn.one_hot(jax.random.randint(keys[-1], (batch, length), 0, 32), 32)
-
-    def loss(model, x, y):
-        return lim.cross_entropy(model[1](model[0](x, grid), grid), y, grid)
-
-    def plain(model):
-        return risk(loss, model, (x, y))
-
-    def balanced(model):
-        return balanced_objective(loss, model, (x, y), grid, strength=1.0)
-
-    def nested(model):
-        density = lim.influence(loss, model, (x, y), grid).density
-        return plain(model) + influence_discrepancy(density, 1.0, grid)
-
-    jobs = {
-        "plain gradient": jax.value_and_grad(plain),
-        "Algorithm 1": jax.value_and_grad(balanced),
-        "Algorithm 1, gradient of gradient": jax.value_and_grad(nested),
-        "mdot": lambda model: density_dynamics(loss, model, (x, y), grid).rate,
-    }
+    jobs, model = jobs_of(length, width, heads, depth, batch)
     compiled = {}
     memory = {}
-    times = {name: [] for name in jobs}
     for name, job in jobs.items():
         start = time.perf_counter()
         compiled[name] = eqx.filter_jit(job).lower(model).compile()
@@ -80,12 +103,7 @@ def main(
         analysis = compiled[name].compiled.memory_analysis()
         memory[name] = analysis.temp_size_in_bytes / 2**20
         print(f"{name}: compiled and warm in {time.perf_counter() - start:.1f} s")
-    for _ in range(repeats):
-        for name, program in compiled.items():
-            start = time.perf_counter()
-            jax.block_until_ready(program(model))
-            times[name].append(time.perf_counter() - start)
-    medians = {name: float(np.median(values)) for name, values in times.items()}
+    medians = median_seconds(compiled, model, repeats)
     unit = medians["plain gradient"], memory["plain gradient"]
     for name in jobs:
         print(

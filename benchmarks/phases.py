@@ -62,6 +62,7 @@ class Clock:
 
         @wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
+            """Call the function within the phase."""
             if threading.current_thread() is not threading.main_thread():
                 return function(*args, **kwargs)
             self.begin(phase)
@@ -78,6 +79,7 @@ class Clock:
         load = self.within("imports", bootstrap._find_and_load)
 
         def load_and_wrap(name: str, importing: Any) -> ModuleType:
+            """Import a module, and wrap its functions if they are of a phase."""
             module = load(name, importing)
             for start, phase in OF_FILES.items():
                 if name.startswith(start):
@@ -98,20 +100,23 @@ class Clock:
         from jax import monitoring
         from jax._src import monitoring as events  # where the beginning is told of
 
-        def began(event: str, *_: Any, **__: Any) -> None:
+        def begin_phase(event: str, *_: Any, **__: Any) -> None:
+            """Begin the phase of an event."""
             if event in OF_EVENTS:
                 self.begin(OF_EVENTS[event])
 
-        def ended(event: str, *_: Any, **__: Any) -> None:
+        def end_phase(event: str, *_: Any, **__: Any) -> None:
+            """End it, and count a program that was compiled."""
             if event in OF_EVENTS:
                 self.end()
                 self.programs += OF_EVENTS[event] == "compiling"
 
         def uncount_cache_hit(event: str, **_: Any) -> None:
+            """Take back a program that was found in the cache."""
             self.programs -= event == HIT
 
-        events.register_scalar_listener(began)
-        monitoring.register_event_duration_secs_listener(ended)
+        events.register_scalar_listener(begin_phase)
+        monitoring.register_event_duration_secs_listener(end_phase)
         monitoring.register_event_listener(uncount_cache_hit)
 
 

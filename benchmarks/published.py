@@ -56,12 +56,12 @@ def difference(config: dict[str, Any], folder: Path) -> float:
     theirs = copy.deepcopy(config["text_config"] if prefix else config)  # which it writes into
     theirs["model_type"] = CALLED.get(theirs["model_type"], theirs["model_type"])
     kind = transformers.CONFIG_MAPPING[theirs.pop("model_type")]
-    network = peer.published(kind(**theirs), folder, {})
+    network = peer.save_network(kind(**theirs), folder, {})
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file({prefix + name: array for name, array in load_file(file).items()}, file)
     ours = np.asarray(lim.models.load(folder, dtype="float64").logits(jnp.array(IDS)))
     with peer.Doubled():
-        expected = peer.in_double(network)(torch.tensor([IDS])).logits[0].detach().numpy()
+        expected = peer.copy_in_double(network)(torch.tensor([IDS])).logits[0].detach().numpy()
     return float(f"{np.abs(ours - expected).max() / np.abs(expected).max():.1e}")
 
 

@@ -34,8 +34,8 @@ import jax.monitoring
 import numpy as np
 import torch
 import transformers
-from real_model import fetched
-from record import RESULTS, allowing_library, keep
+from real_model import fetch_weights
+from record import RESULTS, build_allowing_library, keep
 from tqdm import tqdm
 
 from lim_jax.attribution.mask_gradients import LEAST
@@ -116,7 +116,7 @@ class Clock:
             self.steps.append((time.process_time() - begun, len(self.compiled) - programs))
 
 
-class Asked(NamedTuple):
+class ScoredAnswers(NamedTuple):
     """Contexts with their answers, their scores, and what each took."""
 
     contexts: list[Context]
@@ -124,7 +124,9 @@ class Asked(NamedTuple):
     steps: list[tuple[float, int]]
 
 
-def ours(model: LanguageModel, prompts: list[Any], method: str, compiled: list[float]) -> Asked:
+def answer_and_score(
+    model: LanguageModel, prompts: list[Any], method: str, compiled: list[float]
+) -> ScoredAnswers:
     """Let the model answer the prompts, and score each by a method."""
     answering = Clock(compiled)
     scoring = Clock(compiled)
@@ -135,7 +137,7 @@ def ours(model: LanguageModel, prompts: list[Any], method: str, compiled: list[f
         (one[0] + other[0], one[1] + other[1])
         for one, other in zip(answering.steps, scoring.steps, strict=True)
     ]
-    return Asked(contexts, scored, steps)
+    return ScoredAnswers(contexts, scored, steps)
 
 
 class Peer:
@@ -150,9 +152,9 @@ class Peer:
 
     def answer(self, prompt: PromptOnly) -> np.ndarray:
         """Return the ids of the answer."""
-        return self.generated(prompt)
+        return self.generate(prompt)
 
-    def generated(self, prompt: PromptOnly, **kept: Any) -> np.ndarray:
+    def generate(self, prompt: PromptOnly, **kept: Any) -> np.ndarray:
         """Return the ids of the answer, maybe after what is kept."""
         ids = torch.from_numpy(prompt.encoded.ids.astype(np.int64))[None]
         with torch.no_grad():
@@ -218,7 +220,7 @@ class SharingPeer(Peer):
 
     def answer(self, prompt: PromptOnly) -> np.ndarray:
         """Return the ids of the answer, after the documents."""
-        answer = self.generated(prompt, past_key_values=self.caches[1])
+        answer = self.generate(prompt, past_key_values=self.caches[1])
         cut(self.caches[1], self.length)
         return answer
 
@@ -272,7 +274,7 @@ def margin(context: Context, logits: torch.Tensor) -> torch.Tensor:
     return (weights * (others - logits.gather(1, right)[:, 0])).sum()
 
 
-def theirs(
+def answer_and_score_by_peer(
     peer: Peer, prompts: list[Any], contexts: list[Context]
 ) -> tuple[list[np.ndarray], list[tuple[np.ndarray, float]], list[float]]:
     """Return a peer's answers and scores, and what each question took it."""
@@ -307,6 +309,89 @@ def require_alike(
     row["same answer"] = same and row.get("same answer", True)
 
 
+def read_models(file: Path | None) -> tuple[LanguageModel, Any]:
+    """Read the model by the library and by transformers; fetch its file where none is named."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = file or fetch_weights(Path(folder))
+        model = LanguageModel.from_pretrained(file)
+        network = transformers.AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="sdpa"
+        )
+    return model, network.eval().requires_grad_(False)
+
+
+def peers_of(
+    model: LanguageModel, network: Any, method: str, *, different: bool
+) -> dict[str, Peer]:
+    """Return the sides beside ours by name; a method of ours alone has none."""
+    if method != GRADIENT:
+        return {}
+    peers = {"torch": Peer(network, model.end_ids)}
+    if not different:
+        peers["torch, shared"] = SharingPeer(network, model.end_ids)
+    return peers
+
+
+def count_programs() -> list[float]:
+    """Return a list that from now on grows by the seconds of each program that is compiled."""
+    compiled: list[float] = []
+
+    def add_program(event: str, duration_secs: float, **_: Any) -> None:
+        """Add the program that an event of JAX tells of, if it does."""
+        if event == COMPILATION:
+            compiled.append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(add_program)
+    return compiled
+
+
+def time_turns(
+    model: LanguageModel, asked: list[Any], method: str, peers: dict[str, Peer], repeats: int
+) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
+    """Let all sides take turns with all questions, and compare what they say.
+
+    Return a row for each question, and the median seconds of each question by side, without the
+    first turn, in which programs are compiled.
+    """
+    compiled = count_programs()
+    rows: list[dict[str, Any]] = [{"question": number} for number in range(len(asked))]
+    seconds: dict[str, list[list[float]]] = {side: [] for side in ("lim_jax", *peers)}
+    for turn in tqdm(range(repeats), unit="turn"):
+        result = answer_and_score(model, asked, method, compiled)
+        seconds["lim_jax"].append([of_question for of_question, _ in result.steps])
+        if turn == 0:
+            for row, context, (_, programs) in zip(
+                rows, result.contexts, result.steps, strict=True
+            ):
+                row["tokens"] = context.length
+                row["answer"] = int((context.weights > 0).sum())
+                row["programs"] = programs
+        for side, peer in peers.items():
+            answers, scored, of_side = answer_and_score_by_peer(peer, asked, result.contexts)
+            seconds[side].append(of_side)
+            for answered in zip(
+                rows, asked, result.contexts, result.scores, answers, scored, strict=True
+            ):
+                require_alike(*answered)
+    row_seconds = {side: np.median(turns[1:], axis=0) for side, turns in seconds.items()}
+    for number, row in enumerate(rows):
+        row["seconds"] = {side: float(of_side[number]) for side, of_side in row_seconds.items()}
+    return rows, row_seconds
+
+
+def print_summary(rows: list[dict[str, Any]], row_seconds: dict[str, np.ndarray]) -> None:
+    """Print the programs, how many answers are alike, and questions a minute of each side."""
+    print(f"programs, question by question: {[row['programs'] for row in rows]}")
+    if len(row_seconds) > 1:
+        print(f"answers alike: {sum(row['same answer'] for row in rows)} of {len(rows)}")
+    for side, of_side in row_seconds.items():
+        print(f"{side}: {60 / of_side.mean():.1f} questions a minute of one core, compiled before")
+        ratios = of_side / row_seconds["lim_jax"]
+        print(
+            f"its time over ours: {np.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}"
+        )
+
+
 def main() -> None:
     """Ask the questions of all in turns, and print and keep what they took."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -318,64 +403,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     if "LD_PRELOAD" not in os.environ:  # it is read as a process starts
-        allowed = os.environ | {"LD_PRELOAD": str(allowing_library())}
+        allowed = os.environ | {"LD_PRELOAD": str(build_allowing_library())}
         os.execve(sys.executable, [sys.executable, *sys.argv], allowed)
-    name = "questions-different.json" if options.different else "questions.json"
     torch.set_num_threads(1)
-    compiled: list[float] = []
-
-    def count_program(event: str, duration_secs: float, **_: Any) -> None:
-        """Count a program that was compiled."""
-        if event == COMPILATION:
-            compiled.append(duration_secs)
-
-    jax.monitoring.register_event_duration_secs_listener(count_program)
-    with tempfile.TemporaryDirectory() as folder:
-        file = options.file or fetched(Path(folder))
-        model = LanguageModel.from_pretrained(file)
-        network = transformers.AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="sdpa"
-        )
-    network.eval().requires_grad_(False)
-    peers = {"torch": Peer(network, model.end_ids)}
-    if not options.different:
-        peers["torch, shared"] = SharingPeer(network, model.end_ids)
-    if options.method != GRADIENT:
-        peers = {}
+    model, network = read_models(options.file)
+    peers = peers_of(model, network, options.method, different=options.different)
     asked = prompts(model, options.questions, different=options.different)
-    rows: list[dict[str, Any]] = [{"question": number} for number in range(len(asked))]
-    seconds: dict[str, list[list[float]]] = {side: [] for side in ("lim_jax", *peers)}
-    for turn in tqdm(range(options.repeats), unit="turn"):
-        result = ours(model, asked, options.method, compiled)
-        seconds["lim_jax"].append([of_question for of_question, _ in result.steps])
-        if turn == 0:
-            for row, context, (_, programs) in zip(
-                rows, result.contexts, result.steps, strict=True
-            ):
-                row["tokens"] = context.length
-                row["answer"] = int((context.weights > 0).sum())
-                row["programs"] = programs
-        for side, peer in peers.items():
-            answers, scored, of_side = theirs(peer, asked, result.contexts)
-            seconds[side].append(of_side)
-            for answered in zip(
-                rows, asked, result.contexts, result.scores, answers, scored, strict=True
-            ):
-                require_alike(*answered)
-    row_seconds = {side: np.median(turns[1:], axis=0) for side, turns in seconds.items()}
-    for number, row in enumerate(rows):
-        row["seconds"] = {side: float(of_side[number]) for side, of_side in row_seconds.items()}
+    rows, row_seconds = time_turns(model, asked, options.method, peers, options.repeats)
     if peers or options.out:
+        name = "questions-different.json" if options.different else "questions.json"
         keep(options.out or RESULTS / name, rows, ("question",), torch=torch.__version__)
-    print(f"programs, question by question: {[row['programs'] for row in rows]}")
-    if peers:
-        print(f"answers alike: {sum(row['same answer'] for row in rows)} of {len(rows)}")
-    for side, of_side in row_seconds.items():
-        print(f"{side}: {60 / of_side.mean():.1f} questions a minute of one core, compiled before")
-        ratios = of_side / row_seconds["lim_jax"]
-        print(
-            f"its time over ours: {np.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}"
-        )
+    print_summary(rows, row_seconds)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 
-def drawn(shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
+def draw(shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
     """Draw normal numbers by name in order: vectors about 1/2, by 0.3, others about 0, by 0.2.
 
     Norms keep the size of what they take so, and biases are not small beside it.
@@ -26,5 +26,5 @@ def drawn(shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
 def write(folder: Path, config: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> Path:
     """Write a folder as it is published, with such weights."""
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    save_file(drawn(shapes), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(draw(shapes), folder / "model.safetensors", metadata={"format": "pt"})
     return folder

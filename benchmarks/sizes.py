@@ -31,6 +31,7 @@ import lim_jax as lim
 
 # Width, hidden, depth, heads, groups, words, and whether the head is the embedding.
 NETWORKS = {
+    "1m": (128, 512, 4, 8, 4, 16, False),
     "0.1b": (768, 2048, 12, 12, 4, 32_000, False),
     "1b": (2048, 8192, 16, 32, 8, 128_256, True),
     "7b": (4096, 11_008, 32, 32, 32, 32_000, False),
@@ -72,7 +73,7 @@ def shards(network: str) -> dict[str, dict[str, tuple[int, ...]]]:
     return shapes_by_file
 
 
-def written(folder: Path, network: str) -> Path:
+def write_network(folder: Path, network: str) -> Path:
     """Write a folder of random weights, as it is published; one shard at a time is in memory."""
     folder.mkdir(parents=True)
     generator = np.random.default_rng(0)
@@ -96,7 +97,7 @@ def windows(vocabulary: int, tokens: int, contexts: int) -> np.ndarray:
     return np.random.default_rng(1).integers(0, vocabulary, (contexts, tokens + 1))
 
 
-def loaded(path: Path, holding: str) -> lim.models.CausalLM:
+def load(path: Path, holding: str) -> lim.models.CausalLM:
     """Read the network with its weights held in one of the ways."""
     holding, *how = holding.split()
     compute = "bfloat16" if "products" in how else None
@@ -106,7 +107,7 @@ def loaded(path: Path, holding: str) -> lim.models.CausalLM:
     return lim.models.load(path, storage_dtype=kept, compute=compute, on_host="host" in how)
 
 
-def profiled(model: lim.models.CausalLM, holding: str, tokens: int, contexts: int) -> np.ndarray:
+def profile(model: lim.models.CausalLM, holding: str, tokens: int, contexts: int) -> np.ndarray:
     """Compute the energies of a last-token loss of some contexts."""
     holding, *how = holding.split()
     rows = [jax.device_put(row) for row in windows(model.vocabulary, tokens, contexts)]
@@ -114,26 +115,26 @@ def profiled(model: lim.models.CausalLM, holding: str, tokens: int, contexts: in
     runs = [[row] for row in rows] if "alone" in how else [rows]
     with tempfile.TemporaryDirectory() as kept:
         checkpoint = Path(kept) if holding == "walk" else None
-        measure = partial(lim.models.energies_of_ids, model, ask=ask, checkpoint=checkpoint)
-        return np.concatenate([np.stack(measure(rows)) for rows in runs])
+        energies = partial(lim.models.energies_of_ids, model, ask=ask, checkpoint=checkpoint)
+        return np.concatenate([np.stack(energies(rows)) for rows in runs])
 
 
-def theirs(path: Path, precision: str, tokens: int, contexts: int) -> np.ndarray:
+def profile_by_transformers(path: Path, precision: str, tokens: int, contexts: int) -> np.ndarray:
     """Compute them by transformers, one after the other."""
     import peer_llama
 
-    model = peer_llama.loaded(path, precision)
+    model = peer_llama.load(path, precision)
     rows = windows(model.config.vocab_size, tokens, contexts)
     return np.stack([peer_llama.energies(model, row) for row in rows])
 
 
-def measured(path: Path, holding: str, tokens: int, contexts: int, out: Path) -> dict:
+def measure(path: Path, holding: str, tokens: int, contexts: int, out: Path) -> dict:
     """Profile in this process."""
     peer, _, precision = holding.partition(" ")
     if peer == "transformers":
-        np.save(out, theirs(path, precision, tokens, contexts))
+        np.save(out, profile_by_transformers(path, precision, tokens, contexts))
     else:
-        np.save(out, profiled(loaded(path, holding), holding, tokens, contexts))
+        np.save(out, profile(load(path, holding), holding, tokens, contexts))
     usage = resource.getrusage(resource.RUSAGE_SELF)
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     peak = int(status.split("VmHWM:")[1].split()[0]) / 2**20
@@ -164,14 +165,14 @@ def main() -> None:
     if options.measure:
         holding, out = options.measure
         sizes = options.tokens, options.contexts
-        print(json.dumps(measured(options.folder, holding, *sizes, Path(out))))
+        print(json.dumps(measure(options.folder, holding, *sizes, Path(out))))
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary) / "weights"
         rows = []
         first = None
         if not folder.exists():
-            written(folder, options.network)
+            write_network(folder, options.network)
         weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 2**30
         for holding in options.holdings:
             out = Path(temporary) / "energies.npy"

@@ -41,7 +41,7 @@ from jobs import (
     VOCABULARY,
     WIDE,
     Size,
-    named,
+    arrays_by_name,
     network,
     our_jobs,
     weights,
@@ -59,7 +59,7 @@ FIRST_ORDER = ("influence", "gradient")  # what torch.compile knows, and product
 Precision = Literal["float32", "float64"]
 
 
-def prepared(size: Size, name: str, side: str) -> tuple[Job, float]:
+def compile_job(size: Size, name: str, side: str) -> tuple[Job, float]:
     """Return our compiled job, and the seconds its compilation took."""
     model, x, labels = network(size, "save_matmuls" if side == KEEPING else "full")
     batch = jax.numpy.asarray(x), jax.nn.one_hot(labels, VOCABULARY)
@@ -71,7 +71,8 @@ def prepared(size: Size, name: str, side: str) -> tuple[Job, float]:
     compilation = time.perf_counter() - start
 
     def run() -> Numbers:
-        return named(jax.block_until_ready(compiled(model, batch)))
+        """Run the job, and return its arrays by name."""
+        return arrays_by_name(jax.block_until_ready(compiled(model, batch)))
 
     return run, compilation
 
@@ -94,30 +95,31 @@ def share_of_gemm(size: Size, name: str, precision: Precision, seconds: float) -
     return operations(program) / seconds / best / 1e9
 
 
-def peer(size: Size, name: str, compiled: bool = False) -> Job:
+def peer_job(size: Size, name: str, compiled: bool = False) -> Job:
     """Make PyTorch's job on the same numbers."""
     torch.set_num_threads(1)
     model, x, labels = network(size)
-    return peer_torch.jobs(weights(model), x, labels, size.heads, STRENGTH, compiled)[name]
+    arrays = weights(model), x, labels, size.heads
+    return peer_torch.TorchJobs(*arrays, STRENGTH, compiled).jobs()[name]
 
 
 def serve(size: Size, side: str, name: str, file: Path) -> None:
     """Be one side: run the job once, save its numbers, then once for each line that comes in."""
     if side in (OURS, KEEPING, WIDE):
-        job, compilation = prepared(size, name, side)
+        job, compilation = compile_job(size, name, side)
     else:
-        job = peer(size, name, compiled=side.startswith(COMPILER))
+        job = peer_job(size, name, compiled=side.startswith(COMPILER))
         compilation = 0.0
     numbers: list[Numbers] = []
     peak = record.peak_memory(lambda: numbers.append(job()))
     await_turns(job, numbers[0], file, {"compilation": compilation, "MiB": peak})
 
 
-def started(side: str, label: str, name: str, precision: Precision, file: Path) -> Side:
+def start_side(side: str, label: str, name: str, precision: Precision, file: Path) -> Side:
     """Start the process of one side."""
     arguments = [__file__, "--serve-as", side, "--out", str(file)]
     arguments += ["--sizes", label, "--jobs", name, "--precision", precision]
-    allowed = {"LD_PRELOAD": str(record.allowing_library())} if side.endswith(ALLOWED) else {}
+    allowed = {"LD_PRELOAD": str(record.build_allowing_library())} if side.endswith(ALLOWED) else {}
     return Side(arguments, file, allowed)
 
 
@@ -136,7 +138,7 @@ def time_sides(label: str, name: str, precision: Precision, repeats: int) -> dic
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         file = folder / "numbers.npz"
         sides = {
-            side: stack.enter_context(started(side, label, name, precision, file))
+            side: stack.enter_context(start_side(side, label, name, precision, file))
             for side in sides_of(name)
         }
         tolerance = 2e-3 if precision == "float32" else 1e-9
@@ -148,6 +150,7 @@ def time_sides(label: str, name: str, precision: Precision, repeats: int) -> dic
     peers = [side for side in seconds if side not in (OURS, KEEPING, WIDE)]
 
     def ratio(against: list[str], side: str = OURS) -> float:
+        """Return the median of the fastest peer's time over a side's, turn by turn."""
         fastest = np.min([seconds[peer] for peer in against], axis=0)
         return float(np.median(fastest / seconds[side]))
 

@@ -106,7 +106,7 @@ def events(folder: str) -> Iterator[tuple[str, float]]:
                 open_spans.append((end, name))
 
 
-def profiled(run: Callable[[], object], text: str, size: Size) -> dict:
+def profile(run: Callable[[], object], text: str, size: Size) -> dict:
     """Return the seconds of each kind in one run, and the rates of products."""
     lines_by_name = instructions(text)
     sizes = shapes(text)
@@ -125,7 +125,7 @@ def profiled(run: Callable[[], object], text: str, size: Size) -> dict:
     return {"seconds": dict(spent), "Gflop/s": rates}
 
 
-def measured(label: str, name: str) -> dict:
+def measure(label: str, name: str) -> dict:
     """Measure a row: one job at one size."""
     size = SIZES[label]
     model, x, labels = network(size)
@@ -133,10 +133,11 @@ def measured(label: str, name: str) -> dict:
     compiled = eqx.filter_jit(our_jobs(size.length)[name]).lower(model, batch).compile()
 
     def run() -> object:
+        """Run the job once."""
         return jax.block_until_ready(compiled(model, batch))
 
     run()
-    return {"size": label, "job": name} | profiled(run, compiled.compiled.as_text(), size)
+    return {"size": label, "job": name} | profile(run, compiled.compiled.as_text(), size)
 
 
 def main(
@@ -153,7 +154,7 @@ def main(
     """
     for label in sizes:
         for name in jobs:
-            row = measured(label, name)
+            row = measure(label, name)
             print(report.lines(row), flush=True)
             record.keep(out or record.file_of_processor("thunks"), [row], ("size", "job"))
 

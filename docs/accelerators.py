@@ -122,15 +122,15 @@ def _two_digits(value: float) -> str:
 
 def data_file() -> str:
     """Return every row of the device, with all that was measured."""
-    return _separated(results(), COLUMNS)
+    return _comma_separated(results(), COLUMNS)
 
 
 def beside_file() -> str:
     """Return every row of a side on a processor, with all that was measured."""
-    return _separated(rows_of("same_device-cpu"), BESIDE_COLUMNS)
+    return _comma_separated(rows_of("same_device-cpu"), BESIDE_COLUMNS)
 
 
-def _separated(rows: list[dict[str, Any]], columns: dict[str, str]) -> str:
+def _comma_separated(rows: list[dict[str, Any]], columns: dict[str, str]) -> str:
     """Return rows as comma-separated values."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -141,7 +141,7 @@ def _separated(rows: list[dict[str, Any]], columns: dict[str, str]) -> str:
     return text.getvalue()
 
 
-def written() -> str:
+def page_with_tables() -> str:
     """Return the page with the tables in their places."""
     text = PAGE.read_text(encoding="utf-8")
     tables = {
@@ -156,7 +156,7 @@ def written() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(), encoding="utf-8")
+    PAGE.write_text(page_with_tables(), encoding="utf-8")
     FILE.parent.mkdir(exist_ok=True)
     FILE.write_text(data_file(), encoding="utf-8")
     BESIDE_FILE.write_text(beside_file(), encoding="utf-8")

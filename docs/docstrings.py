@@ -39,20 +39,20 @@ class Docstrings(griffe.Extension):
 def markdown(text: str, obj: griffe.Object, places: dict[str, list[str]]) -> str:
     """A docstring of the package as Markdown; its examples are left as they are."""
     parts = EXAMPLES.split(text, maxsplit=1)
-    head = BLOCK.sub(_displayed, parts[0])
+    head = BLOCK.sub(_display, parts[0])
     head = INLINE.sub(lambda found: rf"\({found[1]}\)", head)
-    head = DASH.sub("–", QUOTED.sub(lambda found: _linked(found[1], obj, places), head))
+    head = DASH.sub("–", QUOTED.sub(lambda found: _link(found[1], obj, places), head))
     return head + text[len(parts[0]) :]
 
 
-def _displayed(found: re.Match) -> str:
+def _display(found: re.Match) -> str:
     """A block of its own: on the lines of the directive or below it, as deep as it stands."""
     first, _, rest = found[2].partition("\n")
     body = "\n".join(line for line in (first.strip(), dedent(rest)) if line.strip())
     return indent(f"\n\\[\n{body.strip()}\n\\]\n", found[1])
 
 
-def _linked(name: str, obj: griffe.Object, places: dict[str, list[str]]) -> str:
+def _link(name: str, obj: griffe.Object, places: dict[str, list[str]]) -> str:
     """The label's row, or the one public object that a name means here, or the name alone."""
     if name in LABELS:
         return f"[`{name}`][{name}]"
@@ -69,7 +69,7 @@ def _public(package: griffe.Module) -> dict[str, list[str]]:
     Of those that have a page: the rooms' files with public names, and these names.
     """
     places: dict[str, list[str]] = {}
-    handed_out = _handed_out()
+    handed_out = _public_paths()
     modules = {path.rpartition(".")[0] for path in handed_out}
     for obj in _objects(package):
         words = obj.path.split(".")
@@ -87,7 +87,7 @@ def _public(package: griffe.Module) -> dict[str, list[str]]:
     return places
 
 
-def _handed_out() -> set[str]:
+def _public_paths() -> set[str]:
     """The paths of what the rooms' doors hand out."""
     return {
         f"lim_jax.{stub.parent.name}.{file}.{name}"

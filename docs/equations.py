@@ -31,7 +31,7 @@ def labels() -> dict[str, str]:
     return tomllib.loads(TABLE.read_text(encoding="utf-8"))
 
 
-def named(text: str) -> list[str]:
+def labels_in(text: str) -> list[str]:
     """The labels in backticks."""
     return re.findall(rf"`({LABEL})`", text)
 
@@ -46,17 +46,17 @@ def definitions(node: ast.AST, inside: str = "") -> Iterator[tuple[str, Definiti
         yield from definitions(child, name)
 
 
-def computed() -> dict[str, list[tuple[Path, str]]]:
+def functions_by_label() -> dict[str, list[tuple[Path, str]]]:
     """Where the package names each label: in the docstrings of these functions and classes."""
     found: dict[str, list[tuple[Path, str]]] = {}
     for file in sorted((ROOT / "lim_jax").rglob("*.py")):
         for name, node in definitions(ast.parse(file.read_text(encoding="utf-8"))):
-            for label in dict.fromkeys(named(ast.get_docstring(node) or "")):
+            for label in dict.fromkeys(labels_in(ast.get_docstring(node) or "")):
                 found.setdefault(label, []).append((file, name))
     return found
 
 
-def held() -> dict[str, list[tuple[Path, str]]]:
+def tests_by_label() -> dict[str, list[tuple[Path, str]]]:
     """Where tests name each label: in the docstrings and comments of these functions.
 
     A file that imports nothing of the library is of the paper alone, and holds no code to it.
@@ -70,15 +70,15 @@ def held() -> dict[str, list[tuple[Path, str]]]:
         for name, node in definitions(ast.parse(source)):
             if isinstance(node, ast.FunctionDef) and name.startswith("test_"):
                 text = "\n".join(lines[node.lineno - 1 : node.end_lineno])
-                for label in dict.fromkeys(named(text)):
+                for label in dict.fromkeys(labels_in(text)):
                     found.setdefault(label, []).append((file, name))
     return found
 
 
-def written() -> str:
+def page() -> str:
     """The page: a row for each label."""
-    functions = computed()
-    tests = held()
+    functions = functions_by_label()
+    tests = tests_by_label()
     rows = []
     for label, reason in labels().items():
         left = _links(functions.get(label, [])) or f"*{reason}*"
@@ -100,4 +100,4 @@ def _link(file: Path, name: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")

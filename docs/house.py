@@ -29,11 +29,11 @@ def rooms() -> dict[str, dict]:
     return tomllib.loads(TABLE.read_text(encoding="utf-8"))
 
 
-def drawn() -> str:
+def picture() -> str:
     """The picture: a floor for each room but private files, in the order of the table."""
     public_rooms = {name: room for name, room in rooms().items() if not name.startswith("_")}
     foot = MARGIN + (FLOOR_HEIGHT + GAP) * len(public_rooms)
-    width = max(_needed(room) for room in public_rooms.values())
+    width = max(_width(room) for room in public_rooms.values())
     lines = [FRAME.format(width=width, height=foot + 24)]
     for floor, (name, room) in enumerate(public_rooms.items()):
         lines += _floor(name, room, MARGIN + (FLOOR_HEIGHT + GAP) * floor, width)
@@ -41,7 +41,7 @@ def drawn() -> str:
     return "\n".join([*lines, "</svg>\n"])
 
 
-def _needed(room: dict) -> int:
+def _width(room: dict) -> int:
     """The picture's width, so that all files of a room are on it."""
     return round(INDENT + sum(_box(file) + GAP for file in room.get("files", [])) + 2 * MARGIN)
 
@@ -70,4 +70,4 @@ def _text(x: float, y: int, size: int, colour: str, text: str) -> str:
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(drawn(), encoding="utf-8")
+    PICTURE.write_text(picture(), encoding="utf-8")

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from picture_numbers import numbered
+from picture_numbers import carry_numbers
 
 from lim_jax.limits.refinement import Study
 from lim_jax.limits.rows import Curve, Row
@@ -64,7 +64,7 @@ def data_file() -> str:
     return text.getvalue()
 
 
-def written() -> str:
+def page_with_table() -> str:
     """Return the page with the table in its place."""
     head, _, rest = PAGE.read_text(encoding="utf-8").partition(MARK)
     return f"{head}{MARK}\n\n{table()}\n\n{END}{rest.partition(END)[2]}"
@@ -91,7 +91,7 @@ def draw(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(), encoding="utf-8")
+    PAGE.write_text(page_with_table(), encoding="utf-8")
     FILE.write_text(data_file(), encoding="utf-8")
-    with numbered():
+    with carry_numbers():
         draw(HERE / "limits")

@@ -64,7 +64,7 @@ def data_file() -> str:
     return text.getvalue()
 
 
-def written() -> str:
+def page_with_families() -> str:
     """Return the page with the families in their place, which is the end."""
     head = PAGE.read_text(encoding="utf-8").partition(MARK)[0]
     names = textwrap.fill(", ".join(f"`{family}`" for family in sorted(FAMILIES)), 116)
@@ -72,6 +72,6 @@ def written() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(), encoding="utf-8")
+    PAGE.write_text(page_with_families(), encoding="utf-8")
     FILE.parent.mkdir(exist_ok=True)
     FILE.write_text(data_file(), encoding="utf-8")

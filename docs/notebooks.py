@@ -21,7 +21,7 @@ PROGRAM = re.compile(r"(^```python\n.*?^```$)", re.MULTILINE | re.DOTALL)
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
 
-def ran(source: Path) -> NotebookNode:
+def run(source: Path) -> NotebookNode:
     """The notebook with its outputs; an exception ends it."""
     notebook = jupytext.read(source)
     notebook.metadata["kernelspec"] = KERNEL
@@ -62,4 +62,4 @@ def _with_words(text: str) -> str:
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or sorted(file.stem for file in SOURCES.glob("*.py")):
-        write_page(ran(SOURCES / f"{name}.py"), name)
+        write_page(run(SOURCES / f"{name}.py"), name)

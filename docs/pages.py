@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from picture_numbers import numbered
+from picture_numbers import carry_numbers
 
 PROGRAM = re.compile(
     r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL
@@ -49,7 +49,7 @@ def run(page: Path) -> list[tuple[Program, str]]:
     printed = []
     for number, program in enumerate(programs(page)):
         output = io.StringIO()
-        with contextlib.redirect_stdout(output), numbered():
+        with contextlib.redirect_stdout(output), carry_numbers():
             exec(compile(program.source, f"{page.name}, program {number + 1}", "exec"), names)
         printed.append((program, output.getvalue()))
     return printed

@@ -16,11 +16,12 @@ KEY = "Description"  # PNG's own name for a text about the picture
 
 
 @contextlib.contextmanager
-def numbered() -> Iterator[None]:
+def carry_numbers() -> Iterator[None]:
     """In here every PNG that is saved carries its numbers."""
     save = Figure.savefig
 
     def saved(figure: Figure, file: Any, **options: Any) -> None:
+        """Save a figure, with its numbers where it is a PNG."""
         carried = {"metadata": {KEY: json.dumps(numbers(figure))}}
         save(figure, file, **(carried if Path(file).suffix == ".png" else {}), **options)
 
@@ -33,7 +34,7 @@ def numbers(figure: Figure) -> list[dict[str, Any]]:
     return [_of_axes(axes) for axes in figure.axes]
 
 
-def carried(file: Path) -> list[dict[str, Any]]:
+def carried_numbers(file: Path) -> list[dict[str, Any]]:
     """The numbers that a picture carries."""
     with Image.open(file) as image:
         return json.loads(image.info[KEY])

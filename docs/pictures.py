@@ -12,10 +12,10 @@ from pathlib import Path
 
 import jax
 import pages
-from picture_numbers import numbered
+from picture_numbers import carry_numbers
 
 import lim_jax as lim
-from benchmarks.byte_training import trained
+from benchmarks.byte_training import train
 from benchmarks.validation.hybrids import hybrid_figure
 from benchmarks.validation.judge_attributions import faithfulness_figures
 from benchmarks.validation.runs import study_figures
@@ -31,16 +31,17 @@ EXAMPLES = 96
 PUBLISHED = "SmolLM2-135M-Instruct.Q4_1"
 
 
-def measured() -> dict[str, dict]:
+def measure() -> dict[str, dict]:
     """A byte-level network before and after it has learnt from Python's sources."""
     keys = jax.random.split(jax.random.key(0), 4)
     text = standard_library_text()
     before = byte_model(LENGTH, key=keys[0])
-    after = trained(before, text, LENGTH, keys[1])
+    after = train(before, text, LENGTH, keys[1])
     windows = sample_windows(text, LENGTH, EXAMPLES, key=keys[2])
     regions = lim.boundary_regions(lim.token_grid(LENGTH), 0.2)
 
     def explained(model):
+        """Explain one network on the windows."""
         return lim.explanations.explain(
             model, windows, last_token(LENGTH), regions, key=keys[3], certificates="all"
         )
@@ -70,7 +71,7 @@ def draw_study(folder: Path) -> None:
         json.loads((HERE / "study" / f"{name}.json").read_text(encoding="utf-8"))
         for name in ("study", "tuning", "faithfulness", "hybrids")
     )
-    with numbered():
+    with carry_numbers():
         figures = {
             **study_figures(of_networks),
             **tuning_figures(of_training, PUBLISHED),
@@ -84,7 +85,7 @@ def draw_study(folder: Path) -> None:
 if __name__ == "__main__":
     MEASURED.parent.mkdir(exist_ok=True)
     if not MEASURED.exists():
-        lim.results.save(measured(), MEASURED)
+        lim.results.save(measure(), MEASURED)
     for name in ("start", "gallery"):
         draw(HERE / f"{name}.md")
     draw_study(HERE / "study")

@@ -153,7 +153,7 @@ def _room(room: str) -> str:
     parts = [
         f"# {room} {{#lim_jax.{room}}}",
         f"*{rooms()[room]['question']}*",
-        _shown(f"lim_jax.{room}", []),
+        _directive(f"lim_jax.{room}", []),
         f"Programs write `lim.{room}.NAME` for a name of any of these files.",
     ]
     for module, names in public(room).items():
@@ -172,14 +172,14 @@ def _file(module: str, names: Iterable[str]) -> str:
     room_page = "../" * file.count(".") + "index.md"
     of = f"A file of [{room}]({room_page}): *{question}*" if file else f"*{question}*"
     heading = f"# {title} {{#{module}}}"
-    return "\n\n".join([f"---\ntitle: {title}\n---", heading, of, _shown(module, names)]) + "\n"
+    return "\n\n".join([f"---\ntitle: {title}\n---", heading, of, _directive(module, names)]) + "\n"
 
 
 def _link(path: str) -> str:
     return f"[`{path.rpartition('.')[2]}`][{path}]"
 
 
-def _shown(module: str, names: Iterable[str]) -> str:
+def _directive(module: str, names: Iterable[str]) -> str:
     """What mkdocstrings is asked for: a module's text and these of its names."""
     members = "".join(f"\n        - {name}" for name in names) or " false"
     return f"""\

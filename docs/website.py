@@ -24,7 +24,7 @@ NAMED = re.compile(r"(?<!\[)`(lim\.[\w.]+)`")
 MATHJAX = ("tex-chtml.js", "output/chtml/fonts/woff-v2")
 
 
-def staged() -> Path:
+def stage_sources() -> Path:
     """The folder of all that is shown, made anew."""
     shutil.rmtree(SOURCES, ignore_errors=True)
     for file in sorted(HERE.rglob("*")):
@@ -58,11 +58,11 @@ def _with_links(page: str) -> str:
     """A page whose mentions of public names, outside its programs, lead to them."""
     places = rooms.places()
     prose = FENCED.split(page)
-    prose[::2] = [NAMED.sub(lambda found: _linked(found[1], places), part) for part in prose[::2]]
+    prose[::2] = [NAMED.sub(lambda found: _link(found[1], places), part) for part in prose[::2]]
     return "".join(prose)
 
 
-def _linked(name: str, places: dict[str, str]) -> str:
+def _link(name: str, places: dict[str, str]) -> str:
     return f"[`{name}`][{places[name]}]" if name in places else f"`{name}`"
 
 
@@ -90,7 +90,7 @@ def _copy_mathjax() -> None:
 
 def build() -> Path:
     """The site's folder; what Zensical finds wrong ends the process."""
-    staged()
+    stage_sources()
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
     subprocess.run(command, cwd=ROOT, check=True)
     return ROOT / "build" / "site"

@@ -35,7 +35,7 @@ class Estimate(NamedTuple):
 
 
 @filter_jit
-def sample_mean(samples: Float[Array, "samples *shape"]) -> Estimate:
+def sample_mean(samples: Float[Array, " samples *shape"]) -> Estimate:
     r"""Average one or more independent samples; NaN and infinity pass on.
 
     Parameters

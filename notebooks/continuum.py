@@ -112,8 +112,8 @@ convergence_rates(by_depth, "A Transformer in split steps")
 #
 # Tokens and layers refined together: the limit is the flow of the Volterra operator, on panels.
 # Where three features are almost alike layer normalisation is steep, so the panels are finer than
-# by default, of which `convergence_study` would warn. The numbers go into a table of your own by
-# `to_csv`.
+# the default ones, whose result `convergence_study` would mark as unreliable. The numbers go into a
+# table of your own by `to_csv`.
 
 # %%
 both = convergence_study(

@@ -10,8 +10,8 @@
 #
 # Nothing in the library asks where arrays lie. Lay a batch out over a mesh and call as before; hand
 # attention a ring where one context is too long for one device. The eight devices here are virtual,
-# parts of one CPU, so nothing gets faster: what is shown is that the numbers stay, and what a
-# device has to hold. Half a minute on a laptop.
+# parts of one CPU, so nothing gets faster: what is shown is that the numbers stay the same, and
+# what a device has to hold. Half a minute on a laptop.
 
 # %%
 import os
@@ -87,18 +87,15 @@ np.testing.assert_allclose(there, here, rtol=1e-4)
 # ## A context that no device holds
 #
 # With `RingAttention` each device holds the queries, keys and values of its own stretch of the
-# context, and those of one neighbour as they pass. Algorithm 1's gradient stays, with the influence
-# that it differentiates, and the memory of a device falls with the number of devices.
+# context, and those of one neighbour as they pass. Algorithm 1's gradient stays the same, and so
+# does the influence that it differentiates; the memory of a device falls as devices are added.
 
 
 # %%
-def handed(model, attend):
-    """The same network, which attends in another way."""
-
-    def attending(attention):
-        return dataclasses.replace(attention, attend=attend)
-
-    return eqx.tree_at(lambda model: model[0].layers.attention, model, replace_fn=attending)
+def with_attention(model, attend):
+    """Return the network with another function in place of its attention's."""
+    attention = dataclasses.replace(model[0].layers.attention, attend=attend)
+    return eqx.tree_at(lambda model: model[0].layers.attention, model, attention)
 
 
 LENGTH = 512
@@ -110,7 +107,7 @@ for devices in (1, 8):
         (devices,), ("context",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
     )
     on_all = jax.device_put(
-        handed(model, RingAttention(mesh, "context")), NamedSharding(mesh, PartitionSpec())
+        with_attention(model, RingAttention(mesh, "context")), NamedSharding(mesh, PartitionSpec())
     )
     some = jax.device_put(batch, NamedSharding(mesh, PartitionSpec(None, "context")))
     compiled = jax.jit(gradient).lower(on_all, some).compile()

@@ -61,7 +61,7 @@ answer = lim.ask(model, question, documents, method="mask-gradient", answer_toke
 print(answer)
 
 # %% [markdown]
-# Of SmolLM2 the notice gave the answer. By which of its words?
+# SmolLM2's answer comes from the notice. From which of its words?
 
 # %%
 suspect = answer.parts[0]

@@ -77,13 +77,13 @@ def decodes_answer(network, window, weights):
     return decodes_greedily(network.logits(window[:-1]), window[1:], weights)
 
 
-def padded(example):
+def pad(example):
     """On the right, where causal attention does not look: one shape, one compilation."""
     missing = longest - len(example.window)
     return np.pad(example.window, (0, missing)), np.pad(example.weights, (0, missing))
 
 
-right = np.array([bool(decodes_answer(network, *padded(example))) for example in examples])
+right = np.array([bool(decodes_answer(network, *pad(example))) for example in examples])
 right = right.reshape(ROUNDS, RECORDS)
 print("right by place of the asked record:", right.mean(axis=0))
 

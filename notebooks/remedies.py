@@ -38,7 +38,7 @@ text = standard_library_text()
 start = byte_model(LENGTH, width=16, heads=2, depth=3, key=jax.random.key(0))
 
 
-def asked_last(windows):
+def last_token_target(windows):
     """Contexts of ids, and the byte after each as the only thing asked."""
     context, after = windows[:, :-1], windows[:, 1:]
     return context, Targets(after, jnp.tile(last_token(LENGTH), (len(windows), 1)))
@@ -72,7 +72,7 @@ adam = optax.adam(6e-3)
 
 @eqx.filter_jit
 def update(model, state, key, objective):
-    batch = asked_last(sample_windows(text, LENGTH, BATCH, key=key))
+    batch = last_token_target(sample_windows(text, LENGTH, BATCH, key=key))
     value, gradient = jax.value_and_grad(objective)(model, batch)
     change, state = adam.update(gradient, state)
     return eqx.apply_updates(model, change), state, value
@@ -108,7 +108,7 @@ for arm, objective in objectives.items():
 # is -0.04 ± 0.14, below the 0.26 ± 0.05 of no penalty, and over regions it is -0.11 ± 0.08.
 
 # %%
-batch = asked_last(sample_windows(text, LENGTH, 128, key=jax.random.key(2)))
+batch = last_token_target(sample_windows(text, LENGTH, 128, key=jax.random.key(2)))
 results, rests = {}, {}
 for arm, model in models.items():
     results[arm] = lim.influence(loss, model, batch, grid, keep_examples=True)

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import jax
 import matplotlib.pyplot as plt
 import pytest
-from picture_numbers import numbered
+from picture_numbers import carry_numbers
 from reference.browser import PROGRAM, browser
 from reference.drawn import require_as_drawn
 
@@ -269,7 +269,7 @@ def test_files_and_pictures_that_a_page_names_are_there():
 @pytest.mark.slow
 def test_the_table_of_limits_and_its_pictures_are_those_of_the_results(tmp_path):
     limits = runpy.run_path(str(DOCS / "limits.py"))
-    assert limits["PAGE"].read_text(encoding="utf-8") == limits["written"]()
+    assert limits["PAGE"].read_text(encoding="utf-8") == limits["page_with_table"]()
     assert limits["FILE"].read_text(encoding="utf-8") == limits["data_file"]()
     rows = limits["results"]()["rates"]
     assert all(row["agrees"] for row in rows)
@@ -278,7 +278,7 @@ def test_the_table_of_limits_and_its_pictures_are_those_of_the_results(tmp_path)
     verdicts = [row["verdict"] for row in rows]
     assert {*verdicts} == {"measured", "no bound"}
     assert f"constants of the {verdicts.count('measured')} that have one are samples" in text
-    with numbered():
+    with carry_numbers():
         limits["draw"](tmp_path)
     plt.close("all")
     require_as_drawn(DOCS / "limits", tmp_path)
@@ -297,7 +297,7 @@ def test_rows_without_checks_of_values_are_in_no_table_of_accelerators(monkeypat
 def test_the_tables_of_accelerators_and_their_files_are_of_the_results():
     """Where every job agrees with the processor as nearly as the page says."""
     accelerators = runpy.run_path(str(DOCS / "accelerators.py"))
-    assert accelerators["PAGE"].read_text(encoding="utf-8") == accelerators["written"]()
+    assert accelerators["PAGE"].read_text(encoding="utf-8") == accelerators["page_with_tables"]()
     assert accelerators["FILE"].read_text(encoding="utf-8") == accelerators["data_file"]()
     assert accelerators["BESIDE_FILE"].read_text(encoding="utf-8") == accelerators["beside_file"]()
     largest = {"float32": 1.1e-6, "bfloat16 products": 0.02, "bfloat16": 0.02}
@@ -308,7 +308,7 @@ def test_the_tables_of_accelerators_and_their_files_are_of_the_results():
 def test_the_families_of_models_and_their_file_are_of_the_results_and_all_agree():
     """Within 3e-6 in float32 and 3e-14 in float64, but for what the page says."""
     models = runpy.run_path(str(DOCS / "models.py"))
-    assert models["PAGE"].read_text(encoding="utf-8") == models["written"]()
+    assert models["PAGE"].read_text(encoding="utf-8") == models["page_with_families"]()
     assert models["FILE"].read_text(encoding="utf-8") == models["data_file"]()
     results = models["results"]()
     assert {name.partition(",")[0] for name, _ in results} == {*models["FAMILIES"]}

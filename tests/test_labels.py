@@ -19,12 +19,12 @@ SOURCES = sorted(file for room in ("lim_jax", "tests") for file in (ROOT / room)
 @pytest.fixture(scope="module")
 def computed():
     """Not as the file is imported: every worker imports it, and one runs its tests."""
-    return EQUATIONS["computed"]()
+    return EQUATIONS["functions_by_label"]()
 
 
 @pytest.fixture(scope="module")
 def held():
-    return EQUATIONS["held"]()
+    return EQUATIONS["tests_by_label"]()
 
 
 def test_every_label_is_computed_or_has_a_reason(computed):
@@ -76,7 +76,7 @@ def test_no_label_is_misspelt():
     unknown = [
         (file.relative_to(ROOT).as_posix(), label)
         for file in [*SOURCES, ROOT / "docs" / "errata.md"]
-        for label in EQUATIONS["named"](file.read_text(encoding="utf-8"))
+        for label in EQUATIONS["labels_in"](file.read_text(encoding="utf-8"))
         if label not in LABELS
     ]
     assert unknown == []
@@ -100,5 +100,5 @@ def test_the_list_holds_the_papers_219_labels():
 
 @pytest.mark.slow
 def test_the_page_is_what_its_script_writes():
-    assert EQUATIONS["PAGE"].read_text(encoding="utf-8") == EQUATIONS["written"]()
+    assert EQUATIONS["PAGE"].read_text(encoding="utf-8") == EQUATIONS["page"]()
     assert "docs/equations.md" in (ROOT / "README.md").read_text(encoding="utf-8")

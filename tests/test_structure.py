@@ -180,7 +180,7 @@ def test_doors_define_nothing(door):
 
 def test_the_picture_is_that_of_the_table():
     house = runpy.run_path(str(ROOT / "docs" / "house.py"))
-    picture = house["drawn"]()
+    picture = house["picture"]()
     assert house["PICTURE"].read_text(encoding="utf-8") == picture, (
         "draw it anew: python docs/house.py"
     )

@@ -185,6 +185,7 @@ def _read(
     """Return the answers' log-probabilities, and the likeliest id at the first place asked."""
 
     def read_row(ids: Int[Array, " size"], y: Targets) -> tuple[Float[Array, ""], Int[Array, ""]]:
+        """Return the log probability of one text's answer, and the likeliest first token."""
         x = model.embed(ids)
         grid = token_grid(ids.shape[0], x.dtype)
         logits = model.readout(model.flow(x, grid)[y.positions], grid)

@@ -52,6 +52,7 @@ def _influences(models: Retrievers, test: Example, regions: Regions) -> dict[str
     """Measure the influence of every seed's network, along a leading axis."""
 
     def influence_of_model(model: Retrievers) -> dict[str, Array]:
+        """Measure one network's influence by either loss."""
         parts = {}
         for name, loss in (("answer", ANSWER_LOSS), ("margin", MARGIN_LOSS)):
             energies = adjoint_energies(loss, model, answer_batch(test), regions.grid)
@@ -129,7 +130,10 @@ def _evidence(
     ids, y = answer_batch(examples)
 
     def shares_of_model(model: CausalLM) -> tuple[Array, Array]:
+        """Average the gold record's shares over examples."""
+
         def shares_of_example(ids: Int[Array, " length"], y: Targets, gold: Int[Array, ""]):
+            """Return the gold record's share of all records' influence, and of that by hops."""
             example = model.embed(ids), y
             margin = partial(CausalLM.margin_loss.terminal, model)
             hops = attention_hops(model.flow, margin, example, grid, setting.depth)[0]

@@ -41,7 +41,7 @@ class Regression(NamedTuple):
         return (_values(rows) - self.means) / self.deviations @ np.array(slopes) + constant
 
 
-def fitted(rows: Sequence[Row]) -> Regression:
+def fit_regression(rows: Sequence[Row]) -> Regression:
     r"""Fit a regression: the least mean of :math:`\log(1 + e^{\mp z})`, and a small ridge."""
     values = _values(rows)
     signs = np.array([1.0 if int(row["supported"]) else -1.0 for row in rows])
@@ -61,7 +61,7 @@ def fitted(rows: Sequence[Row]) -> Regression:
 def with_combinations(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the rows of odd seeds with both combinations, fitted to those of even seeds."""
     odd = [row for row in rows if int(row["seed"]) % 2]
-    regression = fitted([row for row in rows if not int(row["seed"]) % 2])
+    regression = fit_regression([row for row in rows if not int(row["seed"]) % 2])
     return [
         {
             **row,

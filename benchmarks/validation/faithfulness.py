@@ -178,7 +178,7 @@ class Explained(NamedTuple):
         }
 
 
-def explained_of(record: dict[str, Any]) -> Explained:
+def explained_from_record(record: dict[str, Any]) -> Explained:
     """Return what `Explained.record` says."""
     fields = {name: np.array(record[name]) for name in ("scores", "drops", "values")}
     fields["kept"] = np.array(record["kept"], bool)
@@ -246,6 +246,7 @@ def explain_prompts(
     job = job_of(model, tokenizer, setting, end)
 
     def explain_chunk(first: int) -> dict[str, Any]:
+        """Explain the prompts from a number on, and return them with their seconds."""
         numbers = list(range(first, first + setting.at_once))
         job.watch.totals.clear()
         prompts = _explain(job, [job.prompts[number] for number in numbers], numbers)
@@ -256,7 +257,7 @@ def explain_prompts(
     chunks = {str(first): partial(explain_chunk, first) for first in firsts}
     run = {"function": "explain_prompts", **job.run}
     results = list(each_once(chunks, checkpoint, run, progress).values())
-    prompts = [explained_of(prompt) for chunk in results for prompt in chunk["prompts"]]
+    prompts = [explained_from_record(prompt) for chunk in results for prompt in chunk["prompts"]]
     return prompts, seconds_of(results)
 
 
@@ -315,7 +316,7 @@ class Job(NamedTuple):
             self.model, *rows, sizes=sizes, queries=self.setting.tokens, watch=self.watch, name=name
         )
 
-    def watched(
+    def time_program(
         self, name: str, count: int, program: Callable[[CausalLM, Context], Any], context: Context
     ) -> Any:
         """Run a program on a context that the package pads, and keep its seconds by name."""
@@ -446,12 +447,12 @@ def _attribute_whole_context(job: Job, context: Context) -> dict[str, Parts]:
     by_name = {}
     for name, method in METHODS.items():
         if name in IN_WORDS:
-            by_name[name] = job.watched("word gradients", 1, method, context)
+            by_name[name] = job.time_program("word gradients", 1, method, context)
         elif setting.steps:
-            by_name[name] = job.watched(name, 1, method, context)
+            by_name[name] = job.time_program(name, 1, method, context)
     by_name[SIZE] = np.abs(by_name[PRODUCT])
     for variant in variants_of(setting):
-        scores = job.watched("mask gradients", len(variant.weights), variant, context)
+        scores = job.time_program("mask gradients", len(variant.weights), variant, context)
         # A loss is the mean over the answer's tokens: a score is in nats of the whole answer.
         by_name[variant.name] = np.count_nonzero(context.weights) * scores
     return by_name

@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks.validation.faithfulness import AT2, INFLUENCE, LEAVE_ONE_OUT, RANDOM, SETTINGS
 from benchmarks.validation.findings_page import (
     command_words,
-    folded,
+    fold,
     lay_out,
     markdown_table,
 )
@@ -83,7 +83,7 @@ def faithfulness_page(results: Record, model: str, figures: Sequence[str] = ()) 
         HOW.format(mask=MASK),
         "## What was compared",
         _mean_rights(kinds),
-        folded(
+        fold(
             "The methods, and the command",
             METHODS.format(steps=steps, **numbers),
             LEARNT.format(**results["learnt"]),
@@ -93,7 +93,7 @@ def faithfulness_page(results: Record, model: str, figures: Sequence[str] = ()) 
         DROPS,
         _drops_in_words(kinds),
         *(
-            folded(f"{kind.capitalize()}: prompts, drops and seconds", *both)
+            fold(f"{kind.capitalize()}: prompts, drops and seconds", *both)
             for kind, both in (
                 (k, (_about(k, record, results), _table(record))) for k, record in kinds.items()
             )
@@ -224,13 +224,14 @@ def _choice(results: Record) -> list[str]:
         "Variants were chosen on one half of the prompts, and **all else on this page is of the "
         f"other half**. Chosen are {words}.{_package_variant(results)}"
     )
-    return [finding, folded("The variants and their scores", how, _variants(results))]
+    return [finding, fold("The variants and their scores", how, _variants(results))]
 
 
 def _package_variant(results: Record) -> str:
     """Return how the variant that the package takes did, on average over the kinds of prompts."""
 
     def means(name: str) -> str:
+        """Write a variant's score on either half, averaged over the kinds of prompts."""
         halves = zip(
             *(record["variants"][name] for record in results["kinds"].values()), strict=True
         )
@@ -289,7 +290,7 @@ def _targets(results: Record) -> list[str]:
         f"{len(rows)} scores were aimed at. A verdict is not sure where the interval of the "
         f"difference reaches over the aim: {counts}."
     )
-    return [words, folded("What was aimed at, and what came of it", markdown_table(head, rows))]
+    return [words, fold("What was aimed at, and what came of it", markdown_table(head, rows))]
 
 
 def _about(kind: str, record: Record, results: Record) -> str:

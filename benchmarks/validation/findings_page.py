@@ -41,7 +41,7 @@ def findings_page(results: Record, figures: Sequence[str] = ()) -> str:
         _verdict(results, gains),
         _arms_table(arms, gains),
         f"{ARMS_NOTE} {_certainty_of_times(arms)}",
-        folded(
+        fold(
             "How it was run, and all that was measured of the arms",
             f"{_what_was_run(results['preset'])} {command_words()}",
             MEASURED_NOTE,
@@ -70,7 +70,7 @@ def command_words(options: str = "") -> str:
     return f"From a clone: `python -m benchmarks.validation{options}`."
 
 
-def folded(summary: str, *parts: str) -> str:
+def fold(summary: str, *parts: str) -> str:
     """Return paragraphs that a reader opens by a click.
 
     >>> print(folded("All of them", "One."))
@@ -293,7 +293,7 @@ def _predictions(by_setting: Mapping[str, Sequence[Record]]) -> list[str]:
     return [
         "## Does influence predict retrieval?",
         _ranges(by_setting),
-        folded("All rank correlations", *parts),
+        fold("All rank correlations", *parts),
     ]
 
 
@@ -458,7 +458,7 @@ def _why(arms: Mapping[str, Record], gains: Mapping[str, Gain]) -> list[str]:
         if best is None
         else _energies_in_words(best, arms)
     )
-    table = folded("All arms", CHANNELS_NOTE, markdown_table(head, rows))
+    table = fold("All arms", CHANNELS_NOTE, markdown_table(head, rows))
     return ["## Which channel did the arm move?", words, table]
 
 
@@ -484,7 +484,7 @@ def _ablations(results: Record, gains: Mapping[str, Gain]) -> list[str]:
         words = _raises_in_words({name: gains[name] for name in names}, with_names=False)
         of = "1 variant" if len(names) == 1 else f"{len(names)} variants"
         counts.append(f"Of {of} of {remedy} {words}.")
-    table = folded("All variants", markdown_table(head, rows))
+    table = fold("All variants", markdown_table(head, rows))
     return ["## Ablations", " ".join(counts), table] if rows else []
 
 
@@ -519,7 +519,7 @@ def _from_first_step(results: Record) -> list[str]:
             )
     steps = results["variants"][names[0]]["steps"]
     head = ("after so many steps", *map(str, steps))
-    table = folded("Accuracy by step", FIRST_NOTE, markdown_table(head, rows))
+    table = fold("Accuracy by step", FIRST_NOTE, markdown_table(head, rows))
     return ["## From the first step", " ".join(sentences), table]
 
 
@@ -556,7 +556,7 @@ def _shifts(shifts: Mapping[str, Record]) -> list[str]:
     return [
         "## Position shift",
         words,
-        folded("All of them", SHIFTS_NOTE, markdown_table(head, rows)),
+        fold("All of them", SHIFTS_NOTE, markdown_table(head, rows)),
     ]
 
 
@@ -596,7 +596,7 @@ def _recalls(setting: Record | None, recalls: Mapping[str, Record]) -> list[str]
         f"{ours['seconds_per_step'] / plain['seconds_per_step']:.1f} times as long."
     )
     head = ("after so many steps", *map(str, plain["steps"]))
-    table = folded("Accuracy by step", words, markdown_table(head, rows))
+    table = fold("Accuracy by step", words, markdown_table(head, rows))
     return ["## Many questions in a context", finding, table]
 
 
@@ -627,7 +627,7 @@ def _criteria(arms: Mapping[str, Record]) -> list[str]:
         "Cells have in how many seeds the criterion holds, and the mean margin of its worst "
         "inequality, negative where it fails."
     )
-    table = folded("All arms", note, markdown_table(("arm", *names), rows))
+    table = fold("All arms", note, markdown_table(("arm", *names), rows))
     return ["## Certificates", words, table]
 
 

@@ -101,6 +101,7 @@ def train_further(
     del warm
 
     def stage(states: PyTree, number: int) -> tuple[PyTree, Evaluation]:
+        """Take a stage's steps, and judge the networks and the time that they took."""
         begun = process_time()
         for index in range(number * every, (number + 1) * every):
             states, _ = step(states, index)
@@ -118,6 +119,7 @@ def train_further(
 @filter_jit
 def _initial_states(models: Retrievers, memory: PyTree) -> PyTree:
     def begin(model: CausalLM) -> PyTree:
+        """Return a network with its arm's memory and a new optimiser."""
         return model, memory, OPTIMISER.init(eqx.filter(model, eqx.is_array))
 
     return eqx.filter_vmap(begin)(models)
@@ -178,6 +180,7 @@ def _judge(
     penalty = probed_penalty(setting)
 
     def judge_model(model: CausalLM) -> tuple[PlaceScores, Scalar, Scalar]:
+        """Return one network's scores by place, its risk and its penalty."""
         return scores_by_place(model, test), retrieval_risk(model, risky), penalty(model, probes)
 
     return eqx.filter_vmap(judge_model)(models)

@@ -40,6 +40,7 @@ def hybrid_record(setting: Setting) -> dict[str, Any]:
     test = examples_of_every_place(setting, TESTS, key=jax.random.key(1))
 
     def train_and_judge(setting: Setting) -> dict[str, Any]:
+        """Train networks of a setting, and return their accuracy and influence."""
         models, _ = train_retrievers(setting, keys)
         accuracy = over_seeds(scores_by_place)(models, test).accuracy
         record = influence_record(setting, models, test)
@@ -67,10 +68,12 @@ def hybrid_table(records: dict[str, Any]) -> str:
     """Return a table of means over seeds, with their standard deviations but for the fifths."""
 
     def mean_and_deviation(values: Any) -> str:
+        """Write the mean over seeds with the standard deviation."""
         values = np.asarray(values)
         return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
 
     def fifths(record: Any) -> str:
+        """Write the mean influence of each fifth of the records."""
         return " ".join(f"{v:.2f}" for v in in_fifths(record["margin_records"]).mean(axis=0))
 
     head = (

@@ -45,7 +45,7 @@ def interval_words(interval: Interval | None) -> str:
 
 
 def paired_interval(
-    differences: Float[Array | np.ndarray, "seeds *shape"], level: float = 0.95
+    differences: Float[Array | np.ndarray, " seeds *shape"], level: float = 0.95
 ) -> Interval:
     r"""Return the mean of paired differences over seeds, with Student's interval.
 
@@ -156,6 +156,7 @@ def bootstrap_interval(
     rows_of_draws = np.random.default_rng(seed).integers(count, size=(resamples, count))
 
     def statistic_of(rows: np.ndarray) -> Any:
+        """Return the statistic of the rows that were drawn."""
         return statistic(jax.tree.map(lambda leaf: leaf[rows], samples))
 
     draws = np.stack([statistic_of(rows) for rows in rows_of_draws])

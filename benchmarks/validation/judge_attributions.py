@@ -74,6 +74,7 @@ def _within(name: str, seconds: float) -> Callable[[list], Iterable]:
     """Return a bar that gives chunks until the time is over, at least one."""
 
     def chunks(of: list) -> Iterator:
+        """Yield chunks until the time is over, the first one always."""
         start = time.perf_counter()
         for chunk in tqdm(of, desc=name, unit="chunk"):
             if chunk != of[0] and time.perf_counter() - start > seconds:

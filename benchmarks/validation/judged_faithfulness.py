@@ -122,6 +122,7 @@ def _choose(samples: Sequence[Samples], settings: Sequence[FaithfulnessSetting])
     """Choose of each family the variant whose mean score over kinds is highest, on even prompts."""
 
     def score(name: str) -> float:
+        """Return a variant's mean score on even prompts, over the kinds."""
         return float(np.mean([of[name][::2, -1].mean() for of in samples]))
 
     return {family: max(names, key=score) for family, names in _families(samples[0]).items()}
@@ -160,11 +161,12 @@ def _leads(judged: Samples, pairs: Sequence[tuple[str, str]]) -> list[dict[str, 
     )
 
 
-def _intervals(samples: Float[np.ndarray, "prompts *shape"]) -> list[Any]:
+def _intervals(samples: Float[np.ndarray, " prompts *shape"]) -> list[Any]:
     """Return the means over prompts, each with the bootstrap's interval."""
     interval = bootstrap_interval(samples)
 
     def of(*ends: Any) -> Any:
+        """Return the interval at each place of nested lists."""
         if isinstance(ends[0], list):
             return [of(*inner) for inner in zip(*ends, strict=True)]
         return dict(zip(interval._fields, ends, strict=True))

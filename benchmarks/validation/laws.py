@@ -82,7 +82,7 @@ def gold_places(law: Law, count: int, *, key: Key[Array, ""]) -> Int[Array, " ex
     >>> gold_places(jnp.array([0.0, 1.0, 0.0]), 3, key=jax.random.key(0)).tolist()
     [1, 1, 1]
     """
-    return _drawn(law_of_weights(law), count, key)
+    return _draw_records(law_of_weights(law), count, key)
 
 
 def every_place(records: int, count: int) -> Int[Array, " examples"]:
@@ -98,7 +98,7 @@ def every_place(records: int, count: int) -> Int[Array, " examples"]:
 
 
 @filter_jit
-def _drawn(law: Law, count: int, key: Key[Array, ""]) -> Int[Array, " examples"]:
+def _draw_records(law: Law, count: int, key: Key[Array, ""]) -> Int[Array, " examples"]:
     return jax.random.choice(key, law.shape[0], (count,), p=law)
 
 

@@ -93,7 +93,7 @@ def learn_heads(
         "strength": strength,
     }
     return {
-        name: stage.attributed(weights, *readings[name]) for name, stage in stages.items()
+        name: stage.attribute(weights, *readings[name]) for name, stage in stages.items()
     }, learnt
 
 
@@ -145,6 +145,7 @@ def _attention(
     grid = token_grid(x.shape[0], x.dtype)
 
     def read_layer(x, layer):
+        """Return the next state, and how much each head of a layer attends to each position."""
         attention = attention_of(layer[0])
         rope = attention.rope(grid)
         prefixes = attention.prefixes(grid)
@@ -206,7 +207,7 @@ class _Stage(NamedTuple):
         )
         return [pairs[kind :: 2 * count] for kind in range(count)]
 
-    def attributed(
+    def attribute(
         self, weights: Weights, readings: list[_Read], seconds: dict[str, list[float]]
     ) -> Run:
         """Return the run with AT2's scores; where it is judged it has drops."""
@@ -250,7 +251,7 @@ class _Stage(NamedTuple):
             prompts, contexts, answers, whole_values, strict=True
         ):
             question = context_of_prompt(prompt, context, answer)
-            scores = job.watched(AT2, 1, attention_to_parts, question)
+            scores = job.time_program(AT2, 1, attention_to_parts, question)
             readings.append((answer.tolist(), float(values[0]), _round(scores)))
         return {"prompts": readings, "seconds": dict(job.watch.totals)}
 

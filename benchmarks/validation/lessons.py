@@ -94,15 +94,15 @@ def batch_of(
             row += answer_ids
         rows.append(row)
         asked.append(before)
-    ids = _padded(rows, -(-max(map(len, rows)) // PADDED) * PADDED)
-    positions = _padded(asked, LONGEST)
+    ids = _pad(rows, -(-max(map(len, rows)) // PADDED) * PADDED)
+    positions = _pad(asked, LONGEST)
     counts = np.array([[len(row)] for row in asked])
     weights = (np.arange(LONGEST) < counts) / counts
     targets = np.take_along_axis(ids, positions + 1, axis=1)
     return jnp.asarray(ids), Targets(*map(jnp.asarray, (targets, weights, positions)))
 
 
-def _padded(rows: Sequence[list[int]], size: int) -> Int[np.ndarray, "rows size"]:
+def _pad(rows: Sequence[list[int]], size: int) -> Int[np.ndarray, "rows size"]:
     """Fill rows up with zeros."""
     return np.array([row + [0] * (size - len(row)) for row in rows], np.int32)
 

@@ -127,6 +127,7 @@ def record_scores(model: CausalLM, examples: Example, *, steps: int = 16) -> Rec
     raw = _energies(model, ids, y, records, count)
 
     def attribute(ids: Int[Array, " length"], y: Targets) -> dict[str, Float[Array, " records"]]:
+        """Attribute one example's answer to its records."""
         return _attributions(model, ids, y, records, count, steps)
 
     by_name = {name: raw[name] / raw[name].mean() for name in INFLUENCES}
@@ -182,6 +183,7 @@ def _occlusion(
     """
 
     def without(number: Int[Array, ""]) -> Float[Array, ""]:
+        """Compute the loss where a record's states are the baseline's."""
         return loss(model, jnp.where((records == number)[:, None], baseline, x), y)
 
     return jax.lax.map(without, jnp.arange(count, dtype=records.dtype)) - loss(model, x, y)
@@ -235,11 +237,14 @@ def prediction_table(predictions: list[Prediction]) -> str:
                 for prediction in predictions
                 if (prediction.attribution, prediction.of) == (name, of)
             ]
-            lines += [f"  {name:36s}" + "".join(f"{_spelt(prediction):>27s}" for prediction in row)]
+            lines += [
+                f"  {name:36s}"
+                + "".join(f"{_correlation_in_words(prediction):>27s}" for prediction in row)
+            ]
     return "\n".join(lines)
 
 
-def _spelt(prediction: Prediction) -> str:
+def _correlation_in_words(prediction: Prediction) -> str:
     value, low, high = map(float, prediction.interval)
     if np.isnan(value):
         return "constant"

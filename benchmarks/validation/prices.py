@@ -212,6 +212,7 @@ def _scores_of_shapiq(reader: Reader, texts: int) -> Iterator[Priced]:
     read: list[Bool[np.ndarray, "texts parts"]] = []
 
     def game(kept: Bool[np.ndarray, "texts parts"]) -> Float[np.ndarray, " texts"]:
+        """Read texts for shapiq, and keep which these were."""
         read.append(np.atleast_2d(kept).astype(bool))
         return reader.logits(read[-1])
 

@@ -136,6 +136,7 @@ def ask_prompts(
     queries = max(int(np.count_nonzero(example.weights)) for example in examples)
 
     def ask(example: Example) -> dict[str, Any]:
+        """Ask one prompt, and return the results as lists."""
         results = answers(model, example, records, size=size, queries=queries)
         return {name: np.asarray(part).tolist() for name, part in results._asdict().items()}
 
@@ -191,6 +192,7 @@ def _answers(
     grid = token_grid(len(ids), x.dtype)
 
     def losses(x: State) -> tuple[Float[Array, "2"], Float[Array, "queries vocabulary"]]:
+        """Return both losses, and the logits at the answer."""
         logits = model.readout(model.flow(x, grid)[y.positions], grid)
         both = (
             autoregressive_cross_entropy(logits, y.targets, y.weights),
@@ -287,7 +289,7 @@ def _ratio(
     return _estimate(value, error)
 
 
-def _error(samples: Float[np.ndarray, "rounds *shape"]) -> Float[np.ndarray, "*shape"]:
+def _error(samples: Float[np.ndarray, " rounds *shape"]) -> Float[np.ndarray, "*shape"]:
     """Return the standard error of a mean; infinite with one round."""
     if len(samples) == 1:
         return np.full(samples.shape[1:], np.inf)

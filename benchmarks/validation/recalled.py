@@ -192,6 +192,7 @@ def recall_record(
     jax.block_until_ready(step(states, 0))  # so that no stage's time compiles
 
     def stage(states: PyTree, number: int) -> tuple[PyTree, tuple[Array, Array, Array]]:
+        """Take a stage's steps, and judge the networks and the time that they took."""
         start = process_time()
         for index in range(number * setting.every, (number + 1) * setting.every):
             states, _ = step(states, index)
@@ -220,6 +221,7 @@ def _batches_key(key: Key[Array, ""]) -> Key[Array, ""]:
 @filter_jit
 def _initial_states(setting: RecallSetting, keys: Key[Array, " seeds"]) -> PyTree:
     def begin(key: Key[Array, ""]) -> PyTree:
+        """Draw a network, with a new optimiser."""
         model = gaussian_model(
             setting.task.vocabulary,
             setting.task.length,
@@ -267,7 +269,10 @@ def _judge(
     pairs = test.gold.shape[-1]
 
     def judge_model(model: CausalLM) -> tuple[Array, Scalar]:
+        """Return one network's accuracy by place, and its risk."""
+
         def right(ids: Int[Array, " length"], y: Targets) -> Float[Array, " queries"]:
+            """Tell which questions of an example are answered right."""
             logits = model.logits(ids)[y.positions]
             return (logits.argmax(axis=1) == y.targets).astype(logits.dtype)
 
@@ -306,6 +311,7 @@ def recall_gains(records: Mapping[str, Mapping[str, Any]]) -> dict[int, RecallGa
     mine, theirs = (np.mean(record["accuracy"], axis=2) for record in (ours, plain))
 
     def over(stage: int, steps: float) -> Interval | None:
+        """Return the gain over plain training after so many steps of it."""
         if steps > plain["steps"][-1]:
             return None
         there = [np.interp(steps, plain["steps"], course) for course in theirs.T]

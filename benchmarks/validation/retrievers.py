@@ -179,6 +179,7 @@ def _hybrid(layers: TransformerField, setting: Setting, key: Key[Array, ""]) -> 
     order = [int((k + 1) % setting.attention_every == 0) for k in range(setting.depth)]
 
     def layers_of_kind(kind: int) -> TransformerField:
+        """Return the layers of one kind, in their order."""
         return jax.tree.map(lambda leaf: leaf[np.flatnonzero(np.equal(order, kind))], layers)
 
     keys = jax.random.split(key, order.count(0))
@@ -258,6 +259,7 @@ def _optimiser(setting: Setting) -> optax.GradientTransformation:
 @filter_jit
 def _initial_states(setting: Setting, keys: Key[Array, " seeds"]) -> PyTree:
     def begin(key: Key[Array, ""]) -> PyTree:
+        """Draw a network, with a new optimiser."""
         model = new_retriever(setting, key=jax.random.fold_in(key, 0))
         return model, _optimiser(setting).init(eqx.filter(model, eqx.is_array))
 
@@ -296,6 +298,7 @@ def scores_by_place(model: CausalLM, examples: Example) -> PlaceScores:
     records = examples.records.shape[1] // 2
 
     def judge(ids: Int[Array, " length"], y: Targets) -> tuple[Array, Array, Array]:
+        """Tell whether an example is answered right, and by what margin and log probability."""
         logits = model.logits(ids)[-1:]
         answer = y.targets
         weight = y.weights

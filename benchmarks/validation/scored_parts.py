@@ -138,6 +138,7 @@ def _where_parts_read_themselves_less(
     x = loss.embed(model, ids, y)
 
     def gradient(node: Float[Array, "2"]) -> Tokens:
+        """Compute one node's share of the path."""
         log_weight, share = node
         asked = with_documents_at(log_weight, x, y, parts)._replace(parts=None)
         return share * answer_mask_gradient(loss.loss, model, x, asked)

@@ -29,6 +29,7 @@ def step_of_seeds(
     update_all = _shared_move if isinstance(update, eqx.Module) else eqx.filter_jit(_update_seeds)
 
     def step(states: State, index: int) -> tuple[State, PyTree]:
+        """Take the step of an index, of all seeds at once."""
         return update_all(update, states, keys, jnp.asarray(index))
 
     return step
@@ -40,6 +41,7 @@ def _update_seeds(
     arrays, static = eqx.partition(states, eqx.is_array)
 
     def update_seed(seed: tuple[PyTree, Key[Array, ""]]) -> tuple[PyTree, PyTree]:
+        """Take one seed's step."""
         state, key = seed
         states_after, record = update(
             eqx.combine(state, static), jax.random.fold_in(key, index), index

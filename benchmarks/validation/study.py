@@ -329,7 +329,7 @@ class _Study(NamedTuple):
         if name != BEFORE:
             file = _file(self.folder, f"shifted {name}")
             run = self.run(preset.shifted)
-            models, _ = run.trained(models, _arm(name, setting), preset.stages, file)
+            models, _ = run.train(models, _arm(name, setting), preset.stages, file)
         return shift_record(
             setting,
             models,
@@ -374,7 +374,7 @@ class _ArmRun(NamedTuple):
         test_key, _, _ = jax.random.split(self.key, 3)
         return examples_of_every_place(self.setting, self.preset.test, key=test_key)
 
-    def trained(
+    def train(
         self, models: Retrievers, arm: Arm, stages: int, checkpoint: Path | None
     ) -> tuple[Retrievers, Evaluation]:
         _, batches_key, _ = jax.random.split(self.key, 3)
@@ -395,7 +395,7 @@ class _ArmRun(NamedTuple):
         _, batches_key, cost_key = jax.random.split(self.key, 3)
         test = self.test()
         before = evaluate(self.setting, test, jax.random.fold_in(batches_key, 1), models)
-        trained, evaluations = self.trained(models, arm, stages, checkpoint)
+        trained, evaluations = self.train(models, arm, stages, checkpoint)
         return {
             "steps": [self.preset.every * stage for stage in range(stages + 1)],
             "seconds_per_step": float(np.median(np.asarray(evaluations.seconds)))
@@ -428,6 +428,7 @@ def _cost(arm: Arm, setting: Setting, models: Retrievers, key: Key[Array, ""]) -
     """Count operations of one seed's gradient, averaged over steps, and its temporary memory."""
 
     def first_seed(models: Retrievers, key: Key[Array, ""]) -> tuple[Retrievers, Batches]:
+        """Return the first seed's network, and batches of it."""
         model = jax.tree.map(lambda leaf: leaf[0] if eqx.is_array(leaf) else leaf, models)
         examples = draw(setting, setting.gold_law, key=key)
         return model, Batches(examples, examples, jnp.zeros((), int), key)

@@ -96,7 +96,7 @@ def rows_of(reading: dict[str, Any]) -> list[dict[str, Any]]:
     }
     about = {name: reading[name] for name in ("kind", "seed", "given")}
     return [
-        {**about, "method": method, **_judged(fitted, subsets, reading)}
+        {**about, "method": method, **_judge(fitted, subsets, reading)}
         for method, fitted in said.items()
     ]
 
@@ -112,7 +112,7 @@ def price_of_informed(subsets: Subsets, names: Sequence[str]) -> float:
     return gradient + subsets.price(np.concatenate([design, sets]))
 
 
-def _judged(fitted: Fitted, subsets: Subsets, reading: dict[str, Any]) -> dict[str, Any]:
+def _judge(fitted: Fitted, subsets: Subsets, reading: dict[str, Any]) -> dict[str, Any]:
     """Judge what is said of documents by how they were written, and by what the model loses."""
     evidence = reading["evidence"]
     together = fitted.together

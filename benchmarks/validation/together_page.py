@@ -144,7 +144,9 @@ def finding_of(rows: Sequence[Row]) -> str:
         failed=f"{total(proxy, 'failed')} of {len(proxy)} answers",
         regression_found=total(regression, "found"),
         regression_not_so=total(regression, "not so"),
-        difference=gained(bootstrap_interval(right(copies) - right(of(regression, kind="copy")))),
+        difference=difference_in_words(
+            bootstrap_interval(right(copies) - right(of(regression, kind="copy")))
+        ),
     )
 
 
@@ -156,7 +158,11 @@ def written_table(rows: Sequence[Row]) -> str:
         for method in METHODS:
             answers = of(rows, kind=kind, method=method)
             said = [len(of(answers, said=name)) for name in (SUFFICES, NEEDED, NOTHING, OTHER)]
-            less = "" if method == INFORMED else gained(bootstrap_interval(own - right(answers)))
+            less = (
+                ""
+                if method == INFORMED
+                else difference_in_words(bootstrap_interval(own - right(answers)))
+            )
             price = np.mean([float(row["price"]) for row in answers])
             cells = [
                 f"{words}, {len(answers)}",
@@ -211,9 +217,8 @@ def chosen_words(rows: Sequence[Row]) -> str:
     gain = bootstrap_interval(right(copies, f"said at {best}") - right(copies, f"said at {taken}"))
     better = gain.low > 0 and not wrong_of_one(odd, best)
     verdict = "a clear gain" if better else f"no clear gain: {taken} stays"
-    return (
-        f"Even seeds choose {best}. On odd seeds it says {gained(gain)} more of copies, {verdict}."
-    )
+    more = difference_in_words(gain)
+    return f"Even seeds choose {best}. On odd seeds it says {more} more of copies, {verdict}."
 
 
 def chosen_share(rows: Sequence[Row]) -> str:
@@ -267,7 +272,7 @@ def percent(interval: Interval) -> str:
     return f"{interval.value:.0%} ({interval.low:.0%} to {interval.high:.0%})"
 
 
-def gained(interval: Interval) -> str:
+def difference_in_words(interval: Interval) -> str:
     """Write a difference of shares with its interval, all with signs.
 
     >>> gained(Interval(np.array(0.5), np.array(-0.25), np.array(0.75)))

@@ -228,7 +228,7 @@ def page_of(rows: Sequence[Row], published: Sequence[Row]) -> str:
     draws = len({row["seed"] for row in rows})
     of_another = [row for row in rows if (row["documents"], row["answer"]) == ("other", "own")]
     comparisons = [
-        Comparison(name, words, *_compared(with_combinations(answers), BELOW[words]))
+        Comparison(name, words, *_compare(with_combinations(answers), BELOW[words]))
         for name, answers in models.items()
         for words in BELOW
     ]
@@ -292,7 +292,7 @@ class Comparison(NamedTuple):
     gain_of_lesser: Interval
 
 
-def _compared(rows: Sequence[Row], below: Collection[str]) -> list[Interval]:
+def _compare(rows: Sequence[Row], below: Collection[str]) -> list[Interval]:
     """Judge what is lost, and each combination and its gain, on rows of `with_combinations`."""
     judged = [judge_statistic(rows, ALONE, below)]
     for name in COMBINATIONS:

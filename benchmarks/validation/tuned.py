@@ -205,11 +205,13 @@ def _run(
     state_before = _State(rows, optax.adam(tuning.rate).init(rows))
 
     def update(state: _State, index: int) -> _State:
+        """Take one step, on the texts of its number."""
         training = texts.training[index] if parts.answers else None
         probes = texts.probes[index] if parts.evidence else None
         return _update(tuning.rate, tuning.strength, model, state, training, probes)
 
     def stage(state: _State, number: int) -> tuple[_State, _Judged]:
+        """Take a stage's steps, and judge the network and the time that they took."""
         start = process_time()
         for index in range(number * every, (number + 1) * every):
             state = update(state, index)
@@ -322,6 +324,7 @@ def _record(
     stages = seconds.shape[1]
 
     def course(length: str, name: str) -> list:
+        """Return one measure of all seeds, from before training to the last stage."""
         by_seed = [
             [start[length][name], *run[length][name]]
             for start, run in zip(before, runs, strict=True)
@@ -377,6 +380,7 @@ def tuning_gains(
     theirs = _by_measure(plain[length])
 
     def difference(name: str, stage: int, at_steps: float) -> Interval:
+        """Return the gain in a measure over plain training after so many steps of it."""
         there = [np.interp(at_steps, plain["steps"], course) for course in theirs[name].T]
         return paired_interval(mine[name][stage] - np.array(there))
 

@@ -59,6 +59,7 @@ def trainable(model: CausalLM) -> PyTree[bool]:
     )
 
     def trains(path: tuple, leaf: Any) -> bool:
+        """Tell whether a leaf is trained: norms' scales, and matrices of attention."""
         names = [entry.name for entry in path if isinstance(entry, jax.tree_util.GetAttrKey)]
         inside = eqx.is_inexact_array(leaf) and names[:2] == ["flow", "layers"]
         return inside and (names[-1] == "scale" or names[-2:-1] + names[-1:] in OF_ATTENTION)
@@ -159,6 +160,7 @@ def _penalty(rows: PyTree, model: CausalLM, probes: TextBatch) -> Scalar:
     grid = token_grid(probes.ids.shape[1], whole.embedding.dtype)
 
     def penalty_of_probe(probe: TextBatch) -> Scalar:
+        """Compute one probe's distance from its evidence."""
         assert probe.y.positions is not None  # text_batch names them
         targets, places = (part[None, :1] for part in (probe.y.targets, probe.y.positions))
         first = Targets(targets, jnp.ones_like(probe.y.weights)[None, :1], places)
@@ -192,6 +194,7 @@ def _judge_batch(model: CausalLM, rows: PyTree, batch: TextBatch) -> PlaceScores
     whole = with_rows(model, rows)
 
     def judge_example(ids: Int[Array, " length"], y: Targets) -> PlaceScores:
+        """Tell whether a text is answered right, and by what margin and log probability."""
         x = whole.embed(ids)
         grid = token_grid(len(ids), x.dtype)
         logits = whole.readout(whole.flow(x, grid)[y.positions], grid)

@@ -61,11 +61,11 @@ def tuning_page(results: Record, model: str, figures: Sequence[str] = ()) -> str
 
 def _verdict(results: Record) -> str:
     """Say what was found on prompts as in training, in bold, and on longer ones."""
-    first, second = (_found(results, length) for length in ("short", "longer"))
+    first, second = (_findings(results, length) for length in ("short", "longer"))
     return f"**{first}** {second}"
 
 
-def _found(results: Record, length: str) -> str:
+def _findings(results: Record, length: str) -> str:
     """Say where each arm ends, and after which stages intervals tell it from its counterpart."""
     arms = results["arms"]
     records = results["tuning"][length]["records"]
@@ -93,14 +93,14 @@ def _when_apart(results: Record, arm: str, over: str, length: str) -> str:
     above = [steps for steps, gain in gains.items() if gain.accuracy.low > 0]
     below = [steps for steps, gain in gains.items() if gain.accuracy.high < 0]
     parts = [
-        f"{word} after {_listed(stages)} steps"
+        f"{word} after {_enumerate(stages)} steps"
         for word, stages in (("higher", above), ("lower", below))
         if stages
     ]
     return " and ".join(parts) or "not told apart"
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _enumerate(numbers: Sequence[int]) -> str:
     *first, last = map(str, numbers)
     return f"{', '.join(first)} and {last}" if first else last
 

@@ -165,7 +165,7 @@ class Blocks(NamedTuple):
         scores = (self.step * weighted).sum(axis=1)
         return values + (score_gradients * scores[:, None]).sum(axis=0)
 
-    def weights(self) -> Float[Array, "heads #features rows"]:
+    def weights(self) -> Float[Array, " heads #features rows"]:
         """Return the kernel, times the gates if there are any."""
         kernel = self.kernel[:, None]
         return kernel if self.gates is None else kernel * self.gates

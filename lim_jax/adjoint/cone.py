@@ -340,8 +340,8 @@ def _over_columns(
     grid: Grid,
     normalisation: Normalisation,
     vectors: Float[Array, "vectors width"],
-    squares: Callable[[Float[Array, "length width vectors"]], Float[Array, "length *rest"]],
-) -> Float[Array, "length *rest"]:
+    squares: Callable[[Float[Array, "length width vectors"]], Float[Array, " length *rest"]],
+) -> Float[Array, " length *rest"]:
     """Apply every column's blocks to some vectors, and integrate the images' squares over rows."""
     require_on_grid(x, grid, "x", "length width")
     weights = _cone_weights(grid, normalisation)

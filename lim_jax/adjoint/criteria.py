@@ -351,7 +351,7 @@ def _times(factor: Array, size: Array) -> Array:
 def recency_survival(
     terminal: Float[Array, "examples length width"],
     initial: Float[Array, "examples length width"],
-    amplification: Float[Array, "examples *layers"] | GeneratorNorms,
+    amplification: Float[Array, " examples *layers"] | GeneratorNorms,
     regions: Regions,
 ) -> Certificate:
     r"""Certify that a right-heavy terminal covector survives (`prop:regional-recency-persistence`).

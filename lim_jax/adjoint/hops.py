@@ -174,8 +174,8 @@ def one_hop_by_head(
     -------
     Array
         Densities of shape ``(layers, heads, length, width)``, a row for each layer from k on; zero
-        in layers without attention, and for heads that a layer has fewer than the one that has
-        most. The sum over layers and heads is :math:`P_k^{(1)}`.
+        in layers without attention, and in place of the heads that a layer lacks beside the one
+        with most. The sum over layers and heads is :math:`P_k^{(1)}`.
 
     Raises
     ------

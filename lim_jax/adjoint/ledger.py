@@ -219,7 +219,7 @@ def cone_by_head(sites: AttentionSites, grid: Grid) -> Float[Array, "depth heads
     -------
     Array
         Densities of shape ``(depth, heads, length, width)``; zero in layers without attention, and
-        for heads that a layer has fewer than the one that has most.
+        in place of the heads that a layer lacks beside the one with most.
 
     Raises
     ------

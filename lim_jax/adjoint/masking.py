@@ -97,7 +97,7 @@ def mask_gradient(
     """Differentiate a loss in the log weights of all positions, by layer and head.
 
     In one backward pass, layer by layer, which gives the input adjoint too. Where a softmax is
-    saturated its derivative says little: taken where the parts that are compared weigh 0.1 to 0.2,
+    saturated its derivative says little: taken where the parts that are compared weigh 0.2 to 0.5,
     ``grid.weighted(jnp.where(chosen, jnp.log(0.2), 0.0))``, it agrees better with what removing
     them does.
 
@@ -121,7 +121,8 @@ def mask_gradient(
     MaskGradient
         The loss, its derivatives by layer and head, and :math:`P_0`. Derivatives are densities: the
         Euclidean ones :math:`g_j` are ``grid.weights`` times them, and a part's is the sum of these
-        over its positions. Heads that a layer has fewer than the one that has most have zeros.
+        over its positions. There are zeros in place of the heads that a layer lacks beside the one
+        with most.
 
     Raises
     ------

@@ -36,14 +36,8 @@ class MeanScore(NamedTuple):
     of_documents
         Of a document or span `score` over the sum of all such parts' sizes of `score`, from -1 to
         1: the sizes add up to one. None of other parts.
-    tokens
-        How many tokens it has in a context, on average.
-    of_tokens
-        Their share of a context's tokens, from 0 to 1, on average.
-    contexts
-        How many contexts have it.
-    texts
-        How many different texts it has in them, told apart by letters and digits.
+    tokens, of_tokens, contexts, texts
+        How large the part is and how often it stands there, as `parts.MeanShare` has it.
     most
         The tokens that speak most for what is asked, over all contexts, each with its part of what
         all such tokens of the part say in per cent, as a text; empty where no token has a score.

@@ -172,8 +172,8 @@ class CellGrid(Grid):
         return covered * self._weights()
 
     def interpolate(
-        self, values: Float[Array, "length *rest"], positions: Float[Array, " points"]
-    ) -> Float[Array, "points *rest"]:
+        self, values: Float[Array, " length *rest"], positions: Float[Array, " points"]
+    ) -> Float[Array, " points *rest"]:
         """Interpolate linearly; beyond the first and last node, continue the nearest line."""
         require_on_grid(values, self)
         require(

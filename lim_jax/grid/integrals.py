@@ -9,7 +9,7 @@ from lim_jax._checks import error_if_got, require, require_scalar
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 
 
-def integral(values: Float[Array, "length *rest"], grid: Grid) -> Float[Array, "*rest"]:
+def integral(values: Float[Array, " length *rest"], grid: Grid) -> Float[Array, "*rest"]:
     r"""Integrate over position: :math:`\sum_i \Delta p_i f_i`.
 
     Parameters
@@ -41,15 +41,15 @@ def integral(values: Float[Array, "length *rest"], grid: Grid) -> Float[Array, "
 
 
 def less_their_mean(
-    values: Float[Array, "length *rest"], grid: Grid
-) -> Float[Array, "length *rest"]:
+    values: Float[Array, " length *rest"], grid: Grid
+) -> Float[Array, " length *rest"]:
     """Subtract from values their mean over position, which is zero where all are equal."""
     # The weights of a graded grid sum to less than one.
     return values - (integral(values, grid) / grid.weights.sum())[None]
 
 
 def inner(
-    left: Float[Array, "length *rest"], right: Float[Array, "length *rest"], grid: Grid
+    left: Float[Array, " length *rest"], right: Float[Array, " length *rest"], grid: Grid
 ) -> Float[Array, ""]:
     r"""Compute the grid's :math:`L^2` pairing :math:`\sum_i \Delta p_i\, a_i \cdot b_i`.
 

@@ -17,8 +17,8 @@ def carrying_shares(source: Grid, target: Grid) -> Float[np.ndarray, "target_len
 
 
 def cell_embedding(
-    values: Float[Array, "length *rest"], grid: Grid, positions: Float[Array, " points"]
-) -> Float[Array, "points *rest"]:
+    values: Float[Array, " length *rest"], grid: Grid, positions: Float[Array, " points"]
+) -> Float[Array, " points *rest"]:
     r"""Evaluate the cellwise constant field :math:`\mathcal E_L(v)(p) = v_l`, :math:`p \in I_l`.
 
     This is the embedding of `eq:terminal-adjoint-density-embedding`, on [0, 1]. Differentiable in

@@ -207,8 +207,8 @@ class Grid(eqx.Module):
 
     @abstractmethod
     def interpolate(
-        self, values: Float[Array, "length *rest"], positions: Float[Array, " points"]
-    ) -> Float[Array, "points *rest"]:
+        self, values: Float[Array, " length *rest"], positions: Float[Array, " points"]
+    ) -> Float[Array, " points *rest"]:
         """Evaluate a smooth field, known at the nodes, at other positions in [0, 1]."""
 
 

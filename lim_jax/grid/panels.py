@@ -79,8 +79,8 @@ class PanelGrid(Grid):
         return self.nodes
 
     def interpolate(
-        self, values: Float[Array, "length *rest"], positions: Float[Array, " points"]
-    ) -> Float[Array, "points *rest"]:
+        self, values: Float[Array, " length *rest"], positions: Float[Array, " points"]
+    ) -> Float[Array, " points *rest"]:
         """Evaluate each panel's polynomial in barycentric form; differentiable in `values` only."""
         require_on_grid(values, self)
         values = jnp.asarray(values)

@@ -200,8 +200,8 @@ def _weights_below(grid: Grid, end: Fraction, convention: Convention) -> np.ndar
 
 
 def regional_averages(
-    values: Float[Array, "length *rest"], regions: Regions
-) -> Float[Array, "3 *rest"]:
+    values: Float[Array, " length *rest"], regions: Regions
+) -> Float[Array, " 3 *rest"]:
     r"""Average a function of position over E_L, E_M and E_R.
 
     On the token grid this is :math:`\frac1\delta\int_{E_L} f` and so on (`eq:gd-left-average`,

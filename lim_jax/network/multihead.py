@@ -338,7 +338,7 @@ class CausalAttention(eqx.Module):
         return self.project_output(by_head(features, self.output.shape[0]), self.gates(z[None]))[0]
 
 
-def by_head(grouped: Float[Array, "groups *rest"], heads: int) -> Float[Array, "heads *rest"]:
+def by_head(grouped: Float[Array, " groups *rest"], heads: int) -> Float[Array, " heads *rest"]:
     """Repeat the keys or values of a group for each of its heads."""
     groups = grouped.shape[0]
     return grouped if groups == heads else jnp.repeat(grouped, heads // groups, axis=0)

@@ -128,7 +128,7 @@ def compare(first: Influence, second: Influence, *, pairs: Pairs | None = None) 
 
 @filter_jit
 def compare_means(
-    first: Float[Array, "examples *shape"], second: Float[Array, "others *shape"], pairs: Any
+    first: Float[Array, " examples *shape"], second: Float[Array, " others *shape"], pairs: Any
 ) -> Estimate:
     """Subtract the first mean from the second, with its error, in pairs where there are some."""
     means = first.mean(axis=0), second.mean(axis=0)
@@ -167,7 +167,7 @@ def _differences(first: Influence, second: Influence, pairs: Any) -> tuple[Resul
 
 
 def _error(
-    first: Float[Array, "examples *shape"], second: Float[Array, "others *shape"], pairs: Any
+    first: Float[Array, " examples *shape"], second: Float[Array, " others *shape"], pairs: Any
 ) -> Float[Array, "*shape"]:
     """Compute the standard error of a difference of means from the deviations from each mean."""
     a = _over_root_of_pairs(first)
@@ -179,8 +179,8 @@ def _error(
 
 
 def _over_root_of_pairs(
-    deviations: Float[Array, "examples *shape"],
-) -> Float[Array, "examples *shape"]:
+    deviations: Float[Array, " examples *shape"],
+) -> Float[Array, " examples *shape"]:
     """Divide the deviations of n examples by the root of n (n - 1); that of one example by one."""
     count = len(deviations)
     return jnp.asarray(deviations) / max(count * (count - 1), 1) ** 0.5

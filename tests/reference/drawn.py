@@ -1,7 +1,7 @@
 """What a figure shows of what is drawn in it."""
 
 import numpy as np
-from picture_numbers import carried
+from picture_numbers import carried_numbers
 
 
 def assert_nothing_is_cut(figure):
@@ -26,7 +26,7 @@ def require_as_drawn(committed, anew):
     files = sorted(committed.glob("*.png")) if committed.exists() else []
     assert [file.name for file in files] == sorted(file.name for file in anew.glob("*.png"))
     for file in files:
-        for old, new in zip(carried(file), carried(anew / file.name), strict=True):
+        for old, new in zip(carried_numbers(file), carried_numbers(anew / file.name), strict=True):
             assert old["said"] == new["said"], file
             for first, second in zip(old["drawn"], new["drawn"], strict=True):
                 close = np.allclose(

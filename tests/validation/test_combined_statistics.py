@@ -21,7 +21,7 @@ def made_rows(count=40):
 
 def test_the_slope_of_the_regression_is_zero():
     rows = made_rows()
-    regression = combined_statistics.fitted(rows)
+    regression = combined_statistics.fit_regression(rows)
     values = np.array([[row[name] for name in COLUMNS] for row in rows])
     scaled = (values - np.mean(values, axis=0)) / np.std(values, axis=0)
     slopes = regression.coefficients[:3]
@@ -37,7 +37,7 @@ def test_questions_of_even_number_fit_what_is_judged_on_odd_ones():
     rows = made_rows()
     found = combined_statistics.with_combinations(rows)
     assert [row["seed"] for row in found] == [*range(1, 40, 2)]
-    regression = combined_statistics.fitted(rows[::2])
+    regression = combined_statistics.fit_regression(rows[::2])
     np.testing.assert_allclose(
         [row["regression"] for row in found], regression.log_odds(rows[1::2]), rtol=1e-12
     )

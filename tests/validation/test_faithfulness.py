@@ -28,7 +28,7 @@ from benchmarks.validation.faithfulness import (
     attributions,
     drawn_prompt,
     explain_prompts,
-    explained_of,
+    explained_from_record,
 )
 from benchmarks.validation.judged_faithfulness import Run, faithfulness_study
 from benchmarks.validation.key_values import draw_key_values, key_value_prompt
@@ -406,7 +406,7 @@ def test_every_field_is_of_every_prompt_and_chance_is_not_the_ablations(explaine
             RECORDS,
         ) and explained_prompt.drops.shape == (len(NAMES), 3)
         assert explained_prompt.kept.shape == (7, RECORDS) and explained_prompt.values.shape == (7,)
-        back = explained_of(json.loads(json.dumps(explained_prompt.record())))
+        back = explained_from_record(json.loads(json.dumps(explained_prompt.record())))
         np.testing.assert_allclose(back.scores, explained_prompt.scores, rtol=1e-6)
         for ours, theirs in zip(
             back._replace(scores=0), explained_prompt._replace(scores=0), strict=True
