@@ -112,6 +112,26 @@ def test_scores_of_tokens_are_those_of_the_formula_and_parts_their_sums(model, m
         np.testing.assert_allclose(sum(by_name.values()), expected.sum(), atol=1e-12)
 
 
+def test_shares_of_a_rollout_sum_to_one_where_sinks_take_attention(model):
+    """They are of what attention hands on, and a sink hands on nothing."""
+    with_sinks = eqx.tree_at(
+        lambda model: model.flow.layers.attention.sinks,
+        model,
+        jax.device_put(np.ones((2, 2))),
+        is_leaf=lambda leaf: leaf is None,
+    )
+    shares = scored(with_sinks, CONTEXTS[0], "rollout").by_name()
+    np.testing.assert_allclose(sum(shares.values()), 1, rtol=1e-12)
+
+
+def test_a_rollout_refuses_a_foil_of_which_it_says_nothing(model):
+    context = tokenize_context(
+        RenderedPrompt("a=1 a=", ((0, 3, "a"),)), "1", loss="contrast", foil="2"
+    )
+    with pytest.raises(ValueError, match="foil: got one, expected none"):
+        scored(model, context, "rollout", contrast_loss)
+
+
 @pytest.mark.parametrize("method", ["influence", "gradient-times-input", "rollout"])
 def test_a_method_of_the_whole_answer_refuses_parts_of_it(model, method):
     answer = answer_segments(CONTEXTS[0], None, "token")
