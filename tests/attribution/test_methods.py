@@ -26,6 +26,7 @@ from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.foils import contrast_loss
 from lim_jax.prompts.contexts import Context, Span, tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
+from lim_jax.weights import HalfRows
 
 LOSS = CausalLM.margin_loss
 PROMPTS = [
@@ -388,9 +389,10 @@ def test_influence_is_that_of_the_contrast_where_one_is_asked(model):
 
 
 def test_integrated_gradients_need_the_average_word(model):
-    """Which is in memory, and not in a file."""
-    stored = eqx.tree_at(lambda model: model.embedding, model, np.asarray(model.embedding))
-    with pytest.raises(ValueError, match="model: got weights that are left in their files"):
+    """Which is that of an array: half precision in memory is not called a file."""
+    bits = jax.device_put(np.zeros(model.embedding.shape, np.uint16))
+    stored = eqx.tree_at(lambda model: model.embedding, model, HalfRows(bits, "bfloat16"))
+    with pytest.raises(ValueError, match="model: got an embedding as HalfRows, expected an array"):
         scored(stored, CONTEXTS[0], "integrated-gradients")
 
 
