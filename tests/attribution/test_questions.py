@@ -259,6 +259,17 @@ def test_a_finding_names_what_speaks_against_only_where_another_speaks_for():
     assert said.startswith("“b” decides most between “Wren” and “Owl”: +0.50")
 
 
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_document_without_tokens_gave_nothing_though_others_score_less(signed):
+    """Its score is zero, which is above one below zero, and above a share that is none."""
+    empty, other, rest = rated(0.0, -0.5 if signed else 0.0)
+    parts = [empty._replace(tokens=0), other, rest]
+    said = answer_finding(
+        parts, "Wren", "Owl" if not signed else "", signed=signed, verdict="unclear"
+    )
+    assert "“b”" in said and "“a”" not in said
+
+
 @pytest.mark.parametrize(
     "method, whole",
     [("influence", "the whole influence"), ("rollout", "all that attention hands on")],
