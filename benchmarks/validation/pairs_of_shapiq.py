@@ -7,7 +7,7 @@ import lazy_loader
 import numpy as np
 from jaxtyping import Float
 
-from benchmarks.validation.prices import PROXY_SPEX, proxy_spex
+from benchmarks.validation.prices import PROXY_SPEX, Game, proxy_spex
 from benchmarks.validation.subsets import Kept, Subsets, kept_of_sets, numbers_of
 from lim_jax.attribution.together import MOST, Together
 
@@ -36,21 +36,21 @@ def fit_pairs(method: str, subsets: Subsets, texts: int) -> Fitted:
         return -subsets.lost[numbers_of(read[-1])]
 
     names = subsets.names
-    try:
-        values = _approximator(method, len(names)).approximate(texts, game).dict_values
-    except IndexError:  # of ProxySPEX in shapiq 1.4.1, where its trees find a single coefficient
+    fit = proxy_spex if method == PROXY_SPEX else regression_of_pairs
+    interactions = fit(len(names), texts, game)
+    if interactions is None:
         return Fitted(subsets.price(np.concatenate(read)), Together((), np.zeros(1)))
+    values = interactions.dict_values
     best = sorted(range(len(names)), key=lambda number: -values.get((number,), 0.0))[:MOST]
     fitted = subsets._replace(lost=lost_of_sets(values, len(names)))
     together = fitted.together([names[number] for number in best])
     return Fitted(subsets.price(np.concatenate(read)), together)
 
 
-def _approximator(method: str, documents: int) -> Any:
-    """Return a method of shapiq."""
-    if method == PROXY_SPEX:
-        return proxy_spex(documents)
-    return shapiq.RegressionFBII(documents, max_order=2, pairing_trick=True, random_state=0)
+def regression_of_pairs(documents: int, texts: int, game: Game) -> Any:
+    """Return what a regression fits to so many texts, with interactions of pairs."""
+    approximator = shapiq.RegressionFBII(documents, max_order=2, pairing_trick=True, random_state=0)
+    return approximator.approximate(texts, game)
 
 
 def lost_of_sets(

@@ -9,7 +9,7 @@ interrupted run goes on. Needs the extra ``prices``.
 
 import argparse
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,6 +83,7 @@ KINDS = {
         FaithfulnessSetting((SENTENCES,), 1, 1, (3, 6), tokens=8), MORE, (64,), 16, (16, 32)
     ),
 }
+Game = Callable[[Bool[np.ndarray, "texts parts"]], Float[np.ndarray, " texts"]]
 PATHS = (4, 8)  # of so many gradients
 HELD_OUT = 32
 TICKS = (3, 6, 12, 24, 48)
@@ -97,7 +98,7 @@ LEAVE_ONE_OUT = "leave-one-out"
 CONTEXT_CITE = "ContextCite"
 KERNEL_SHAP = "KernelSHAP, paired"
 PROXY_SPEX = "ProxySPEX"
-LEAST_TEXTS = {KERNEL_SHAP: 16, PROXY_SPEX: 32}
+LEAST_TEXTS = {KERNEL_SHAP: 16, PROXY_SPEX: 40}
 
 METHODS = (
     INFORMED,
@@ -202,9 +203,31 @@ def _leave_one_out(reader: Reader) -> Priced:
     return Priced(LEAVE_ONE_OUT, 1, reader.price(texts), whole - np.array(without))
 
 
-def proxy_spex(parts: int) -> Any:
-    """Return ProxySPEX of so many parts, with interactions of pairs."""
-    return shapiq.ProxySPEX(n=parts, index="FBII", max_order=2, random_state=0)
+def _kernel_shap(parts: int, texts: int, game: Game) -> Any:
+    """Return what KernelSHAP fits to so many texts."""
+    approximator = shapiq.KernelSHAP(n=parts, pairing_trick=True, random_state=0)
+    return approximator.approximate(texts, game)
+
+
+def proxy_spex(parts: int, texts: int, game: Game) -> Any:
+    """Return what ProxySPEX fits to so many texts, with interactions of pairs; None where it fails.
+
+    It does where none of its trees splits: a leaf holds twenty texts or more, and a split gains.
+    """
+    approximator = shapiq.ProxySPEX(n=parts, index="FBII", max_order=2, random_state=0)
+    odds: list[Float[np.ndarray, " texts"]] = []
+
+    def read_once(kept: Bool[np.ndarray, "texts parts"]) -> Float[np.ndarray, " texts"]:
+        """Return what the game gives, and remember it."""
+        odds.append(game(kept))
+        return odds[-1]
+
+    try:
+        return approximator.approximate(texts, read_once)
+    except (IndexError, ValueError):  # of shapiq 1.4.1, of a single coefficient and of none
+        if not odds:
+            raise  # what reading the texts raised
+        return None
 
 
 def _scores_of_shapiq(reader: Reader, texts: int) -> Iterator[Priced]:
@@ -216,20 +239,14 @@ def _scores_of_shapiq(reader: Reader, texts: int) -> Iterator[Priced]:
         read.append(np.atleast_2d(kept).astype(bool))
         return reader.logits(read[-1])
 
-    approximators = {
-        KERNEL_SHAP: lambda: shapiq.KernelSHAP(n=reader.parts, pairing_trick=True, random_state=0),
-        PROXY_SPEX: lambda: proxy_spex(reader.parts),
-    }
-    for name, approximator in approximators.items():
+    for name, fit in {KERNEL_SHAP: _kernel_shap, PROXY_SPEX: proxy_spex}.items():
         if texts < LEAST_TEXTS[name]:
             continue
         read.clear()
-        try:
-            values = approximator().approximate(texts, game)
-        except IndexError:  # of shapiq 1.4.1, where its trees find a single coefficient
-            continue
-        scores = values.get_n_order(1).get_n_order_values(1)
-        yield Priced(name, texts, reader.price(np.concatenate(read)), scores)
+        values = fit(reader.parts, texts, game)
+        if values is not None:
+            scores = values.get_n_order(1).get_n_order_values(1)
+            yield Priced(name, texts, reader.price(np.concatenate(read)), scores)
 
 
 def rows_of_prompt(job: Job, kind: str, number: int) -> list[dict[str, Any]]:

@@ -214,7 +214,7 @@ def answer_finding(
     `whole` says of what scores without a sign are shares.
     """
     documents = [part for part in parts if part.kind == "document"]
-    top = max(documents, key=lambda part: part.score)
+    top = _document_that_gave_most(documents)
     quoted = f"“{answer}”" if answer else "without visible letters"
     scores_most = f"the answer {quoted}; “{top.name}” scores most"
     if signed and top.score <= 0 and verdict in (None, "supported"):
@@ -234,7 +234,7 @@ def answer_finding(
 
 def _finding_of_shares(opening: str, documents: Sequence[AnswerPart], whole: str) -> str:
     """Say what the document that gave most holds, and what all hold, of methods without a sign."""
-    top = max(documents, key=lambda part: part.score)
+    top = _document_that_gave_most(documents)
     all_hold = f"{percent(sum(part.score for part in documents))} of {whole}"
     if len(documents) == 1:
         tokens = "1 token" if top.tokens == 1 else f"{top.tokens} tokens"
@@ -250,7 +250,7 @@ def _finding_of_scores(opening: str, documents: Sequence[AnswerPart], against: f
 
     One does whose score is negative, by `against` or more, and by twice its error.
     """
-    top = max(documents, key=lambda part: part.score)
+    top = _document_that_gave_most(documents)
     least = min(documents, key=lambda part: part.score)
     finding = (
         f"{opening}: {top.score:+.2f}, with {top.tokens} of {_tokens_of(documents)} tokens of "
@@ -260,6 +260,11 @@ def _finding_of_scores(opening: str, documents: Sequence[AnswerPart], against: f
     if least.score <= -least_against and least.score < 0 < top.score:
         finding += f" Against it speaks “{least.name}” most: {least.score:+.2f}."
     return finding
+
+
+def _document_that_gave_most(documents: Sequence[AnswerPart]) -> AnswerPart:
+    """Return the document of the largest score; one that has no tokens gave nothing."""
+    return max(documents, key=lambda part: (part.tokens > 0, part.score))
 
 
 def _tokens_of(documents: Sequence[AnswerPart]) -> int:

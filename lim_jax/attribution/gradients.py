@@ -46,7 +46,8 @@ def integrated_gradients(
 def attention_rollout(flow: ResidualFlow, x: State, grid: Grid) -> Float[Array, "length length"]:
     r"""Compute the rollout :math:`\prod_k \tfrac12\bigl(\tfrac1H\sum_h A_k^h + I\bigr)`.
 
-    Abnar and Zuidema, "Quantifying attention flow in transformers" (2020). Rows sum to one.
+    Abnar and Zuidema, "Quantifying attention flow in transformers" (2020). Rows sum to one, or with
+    sinks to less.
     """
     # Only there a layer attends once, from the state that enters it.
     kinds = " and ".join(type(attention_of(kind)).__name__ for kind in flow.kinds)

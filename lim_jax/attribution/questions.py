@@ -18,7 +18,7 @@ from lim_jax.attribution.method import Cost, Method, Run, Scores
 from lim_jax.attribution.methods import informed
 from lim_jax.attribution.methods.method_table import GRADIENT, INFORMED, PATH, method_named
 from lim_jax.attribution.operations import pass_operations
-from lim_jax.attribution.parts import UNNAMED, iterate_parts
+from lim_jax.attribution.parts import UNNAMED, is_document, iterate_parts
 from lim_jax.attribution.profile_run import Bar, no_bar, require_fitting
 from lim_jax.attribution.segments import (
     AnswerParts,
@@ -26,6 +26,7 @@ from lim_jax.attribution.segments import (
     Segment,
     answer_segments,
     context_segments,
+    document_positions,
     whole_answer,
 )
 from lim_jax.attribution.support import PASSES, support_of_answer
@@ -278,6 +279,7 @@ def read_question(model: LanguageModel, question: Question) -> ReadQuestion:
     )
     loss: LossName = "contrast" if question.foil else "margin"
     read = context_of_line(line, model.tokenizer, loss, question.max_length)
+    _require_tokens_of_documents(read)
     prompt = ReadQuestion(question, line, read, name, loss, answer_parts, document_parts)
     if question.method is None and name == PATH and prompt.operations(model) > AFFORDABLE:
         return prompt._replace(method_name=GRADIENT)  # of the same parts
@@ -392,6 +394,22 @@ def require_documents(documents: object) -> None:
         got=f"{described(entries[others[0]])} at index {others[0]}" if others else got,
         expected="a folder, a file, or a list of texts or of Document, at least one",
         cure="Pass the texts themselves, or Document(title, text) for each.",
+    )
+
+
+def _require_tokens_of_documents(read: Context | PromptOnly) -> None:
+    """Raise ValueError unless the tokenizer makes a token at least of what documents say."""
+    if isinstance(read, Context):
+        has_tokens = bool(document_positions(read))
+    else:
+        spans = [span for span in read.prompt.spans if is_document(span[2], "part")]
+        has_tokens = any(read.encoded.within(start, end).any() for start, end, _ in spans)
+    require(
+        has_tokens,
+        "documents",
+        got="texts of which the model's tokenizer makes no token",
+        expected="a document of some tokens, at least one",
+        cure="Pass texts of visible letters.",
     )
 
 

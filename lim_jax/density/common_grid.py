@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool
 
 from lim_jax.density.statistics import Influence
-from lim_jax.grid.cells import token_grid
+from lim_jax.grid.cells import CellGrid, token_grid
 from lim_jax.grid.interpolation import carrying_shares
 from lim_jax.grid.partition import Convention, Regions, boundary_regions
 
@@ -28,9 +28,13 @@ def common_regions(
 
     If lengths differ, it has as many cells as their median, but at most `CELLS`.
     """
+    return boundary_regions(common_token_grid(lengths, dtype), delta, convention)
+
+
+def common_token_grid(lengths: Sequence[int], dtype: DTypeLike | None = None) -> CellGrid:
+    """Return one token grid for contexts of these lengths, as of `common_regions`."""
     several = len(set(lengths)) > 1
-    cells = min(CELLS, int(np.median(lengths))) if several else lengths[0]
-    return boundary_regions(token_grid(cells, dtype), delta, convention)
+    return token_grid(min(CELLS, int(np.median(lengths))) if several else lengths[0], dtype)
 
 
 def influence_of_contexts(energies: Sequence[Any], regions: Regions) -> Influence:

@@ -8,10 +8,15 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import ARRAYS, described, require, require_floats, require_kind
-from lim_jax.density.common_grid import TokenMask, common_regions
+from lim_jax.density.common_grid import TokenMask, common_token_grid
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.interpolation import carrying_shares
-from lim_jax.grid.partition import Regions, boundary_regions, require_regions
+from lim_jax.grid.partition import (
+    Regions,
+    boundary_regions,
+    has_all_regions,
+    require_regions,
+)
 from lim_jax.models.causal import CausalLM
 
 # Contexts of ids with the id after each, of one length or each of its own; and where they ask.
@@ -141,8 +146,7 @@ def regions_of_unasked(unasked: Sequence[TokenMask], regions: Regions) -> Region
     lengths = [int(tokens.sum()) for tokens in unasked]
     if min(lengths) == 0:
         return None
-    dtype = regions.grid.nodes.dtype
-    try:
-        return common_regions(lengths, regions.delta, dtype, regions.convention)
-    except ValueError:
-        return None  # by points a few tokens have none in some region
+    grid = common_token_grid(lengths, regions.grid.nodes.dtype)
+    if not has_all_regions(grid, regions.delta, regions.convention):
+        return None
+    return boundary_regions(grid, regions.delta, regions.convention)

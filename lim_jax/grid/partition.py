@@ -94,10 +94,7 @@ class Regions(eqx.Module):
 
     def _host_weights(self) -> np.ndarray:
         """Return the weights of the integrals over E_L, E_M and E_R as NumPy float64."""
-        ends = (self.delta, 1 - self.delta)
-        left, boundary = (_weights_below(self.grid, end, self.convention) for end in ends)
-        rows = np.stack([left, boundary - left, self.grid._weights() - boundary])
-        return self._without_left_out(rows)
+        return self._without_left_out(_region_weights(self.grid, self.delta, self.convention))
 
     def _without_left_out(self, weights: np.ndarray) -> np.ndarray:
         """Set the weights of positions that are left out to zero."""
@@ -182,6 +179,17 @@ def interval_weights(
         reached = stop
         weights += _weights_below(grid, stop, convention) - _weights_below(grid, start, convention)
     return grid._cast(weights)
+
+
+def has_all_regions(grid: Grid, delta: Fraction, convention: Convention) -> bool:
+    """Tell whether each region has a node; by points a few positions have none in some region."""
+    return bool(_region_weights(grid, delta, convention).any(axis=1).all())
+
+
+def _region_weights(grid: Grid, delta: Fraction, convention: Convention) -> np.ndarray:
+    """Return the weights of the integrals over E_L, E_M and E_R as NumPy float64."""
+    left, boundary = (_weights_below(grid, end, convention) for end in (delta, 1 - delta))
+    return np.stack([left, boundary - left, grid._weights() - boundary])
 
 
 def _weights_below(grid: Grid, end: Fraction, convention: Convention) -> np.ndarray:

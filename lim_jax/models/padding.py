@@ -93,19 +93,28 @@ def pad_context(
     parts: Int[np.ndarray, " _"],
     padding: Padding | None,
 ) -> Padded:
-    """Pad a context's ids, parts and queries; only positions of non-zero weight are queried."""
-    # The head reads only the positions whose weights are not zero. Padding has id zero, and queries
-    # that fill up the arrays are at the first position, with weight zero.
+    """Pad a context's ids, its parts, and what is asked of it."""
     row = np.asarray(window)
     length = len(row) - 1
     size = padded_size(model, length, padding)
     dtype = model.embedding.dtype
+    y: Targets | Contrast
+    if isinstance(ask, Contrast):
+        size, more = _contrast_sizes(model, ask, length, size)
+        y = _pad_contrast(ask, length, size, more, dtype)
+    else:
+        y = _pad_targets(row[1:], ask, size, dtype)
     # Energies are densities, and the padded grid's cells are narrower than the context's own.
     scale: Any = np.asarray((length / size) ** 2, dtype)
-    ids = fill(row[:-1], size)
-    labels = fill(np.asarray(parts) + 1, size) - 1
-    if isinstance(ask, Contrast):
-        return ids, _pad_contrast(ask, length, size, dtype), scale, labels
+    return fill(row[:-1], size), y, scale, fill(np.asarray(parts) + 1, size) - 1
+
+
+def _pad_targets(targets: np.ndarray, ask: PerPosition, size: int, dtype: Any) -> Targets:
+    """Pad the queries of a context: the positions whose weights are not zero, all that are read.
+
+    Queries that fill up the arrays are at the first position, with weight zero.
+    """
+    length = len(targets)
     expected = f"weights of shape {(length,)}, one for each place of the context"
     weights = as_numbers(ask, "ask", expected=expected, cure=ASK).astype(dtype)
     require(
@@ -117,12 +126,32 @@ def pad_context(
     )
     positions = np.flatnonzero(weights)
     queries = min(size, padded_queries(len(positions)))
-    targets = (fill(part, queries) for part in (row[1:][positions], weights[positions], positions))
-    return ids, Targets(*targets), scale, labels
+    arrays = targets[positions], weights[positions], positions
+    return Targets(*(fill(array, queries) for array in arrays))
 
 
-def _pad_contrast(ask: Contrast, length: int, size: int, dtype: Any) -> Contrast:
-    """Pad continuations to powers of two with weight zero, unless the prompt may not be padded."""
+def _contrast_sizes(
+    model: CausalLM, ask: Contrast, length: int, size: int
+) -> tuple[int, tuple[int, int]]:
+    """Return the sizes of a prompt's row and of both continuations: powers of two, or their own.
+
+    They are their own where padding would change rotary frequencies or end behind the last place.
+    """
+    counts = len(ask.answer), len(ask.foil)
+    answer, foil = (1 << (count - 1).bit_length() for count in counts)
+    most = known_length(model)
+    # A continuation stands right after the prompt, in a row that has room for both arrays.
+    fits = all(
+        length + more - 1 <= most and model.same_rope(length + count - 1, size + more - 1)
+        for count, more in zip(counts, (answer, foil), strict=True)
+    )
+    return (size, (answer, foil)) if fits else (length, counts)
+
+
+def _pad_contrast(
+    ask: Contrast, length: int, size: int, more: tuple[int, int], dtype: Any
+) -> Contrast:
+    """Pad continuations to the sizes `more` with weight zero, and the prompt's mask to `size`."""
     *continuations, after = (np.asarray(field) for field in ask[:5])
     require(
         int(after) == length,
@@ -131,11 +160,7 @@ def _pad_contrast(ask: Contrast, length: int, size: int, dtype: Any) -> Contrast
         expected=f"after {length}",
         cure="Make the window of the prompt and any id after it.",
     )
-    sizes = [
-        1 << (len(values) - 1).bit_length() if size > length else len(values)
-        for values in continuations
-    ]
-    answer, foil, *weights = map(fill, continuations, sizes)
+    answer, foil, *weights = map(fill, continuations, 2 * more)
     answer_weights, foil_weights = (values.astype(dtype) for values in weights)
     log_weights = _pad_places(ask.log_weights, length, size, 0)
     labels = _pad_places(ask.parts, length, size, -1)

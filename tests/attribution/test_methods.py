@@ -26,6 +26,7 @@ from lim_jax.models.causal import CausalLM, Targets
 from lim_jax.models.foils import contrast_loss
 from lim_jax.prompts.contexts import Context, Span, tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
+from lim_jax.weights import HalfRows
 
 LOSS = CausalLM.margin_loss
 PROMPTS = [
@@ -110,6 +111,26 @@ def test_scores_of_tokens_are_those_of_the_formula_and_parts_their_sums(model, m
             part = by_name[span.name, "part"]
             np.testing.assert_allclose(part, expected[span.positions].sum(), rtol=1e-9, atol=1e-13)
         np.testing.assert_allclose(sum(by_name.values()), expected.sum(), atol=1e-12)
+
+
+def test_shares_of_a_rollout_sum_to_one_where_sinks_take_attention(model):
+    """They are of what attention hands on, and a sink hands on nothing."""
+    with_sinks = eqx.tree_at(
+        lambda model: model.flow.layers.attention.sinks,
+        model,
+        jax.device_put(np.ones((2, 2))),
+        is_leaf=lambda leaf: leaf is None,
+    )
+    shares = scored(with_sinks, CONTEXTS[0], "rollout").by_name()
+    np.testing.assert_allclose(sum(shares.values()), 1, rtol=1e-12)
+
+
+def test_a_rollout_refuses_a_foil_of_which_it_says_nothing(model):
+    context = tokenize_context(
+        RenderedPrompt("a=1 a=", ((0, 3, "a"),)), "1", loss="contrast", foil="2"
+    )
+    with pytest.raises(ValueError, match="foil: got one, expected none"):
+        scored(model, context, "rollout", contrast_loss)
 
 
 @pytest.mark.parametrize("method", ["influence", "gradient-times-input", "rollout"])
@@ -368,9 +389,10 @@ def test_influence_is_that_of_the_contrast_where_one_is_asked(model):
 
 
 def test_integrated_gradients_need_the_average_word(model):
-    """Which is in memory, and not in a file."""
-    stored = eqx.tree_at(lambda model: model.embedding, model, np.asarray(model.embedding))
-    with pytest.raises(ValueError, match="model: got weights that are left in their files"):
+    """Which is that of an array: half precision in memory is not called a file."""
+    bits = jax.device_put(np.zeros(model.embedding.shape, np.uint16))
+    stored = eqx.tree_at(lambda model: model.embedding, model, HalfRows(bits, "bfloat16"))
+    with pytest.raises(ValueError, match="model: got an embedding as HalfRows, expected an array"):
         scored(stored, CONTEXTS[0], "integrated-gradients")
 
 

@@ -13,6 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference.networks import byte_network
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.normalizers import Replace
+from tokenizers.pre_tokenizers import Split
 
 import lim_jax as lim
 from lim_jax.attribution import questions
@@ -255,6 +259,17 @@ def test_a_finding_names_what_speaks_against_only_where_another_speaks_for():
     assert said.startswith("“b” decides most between “Wren” and “Owl”: +0.50")
 
 
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_document_without_tokens_gave_nothing_though_others_score_less(signed):
+    """Its score is zero, which is above one below zero, and above a share that is none."""
+    empty, other, rest = rated(0.0, -0.5 if signed else 0.0)
+    parts = [empty._replace(tokens=0), other, rest]
+    said = answer_finding(
+        parts, "Wren", "Owl" if not signed else "", signed=signed, verdict="unclear"
+    )
+    assert "“b”" in said and "“a”" not in said
+
+
 @pytest.mark.parametrize(
     "method, whole",
     [("influence", "the whole influence"), ("rollout", "all that attention hands on")],
@@ -356,6 +371,20 @@ def test_a_question_foretells_what_scoring_takes(network):
 def test_a_blank_answer_or_foil_is_refused_before_the_model_answers(network, name):
     with pytest.raises(ValueError, match=rf"{name}: got ' \\n', expected words"):
         read_with(network, **{"foil": "", name: " \n"})
+
+
+@pytest.mark.parametrize("answer", ["It", None], ids=["given", "the model's own"])
+def test_documents_of_which_no_token_is_left_are_refused_before_the_model_answers(network, answer):
+    """A tokenizer may leave out letters that nobody sees, such as a space of width zero."""
+    letters = [*map(chr, range(32, 127)), "\n"]
+    words = {letter: number for number, letter in enumerate(letters)}
+    tokenizer: Any = Tokenizer(WordLevel(words, unk_token="?"))
+    tokenizer.pre_tokenizer = Split("", "isolated")
+    tokenizer.normalizer = Replace("\u200b", "")
+    model = LanguageModel(network, tokenizer)
+    with pytest.raises(ValueError, match="documents: got texts of which .* makes no token"):
+        lim.ask(model, QUESTION, ["\u200b", "\u200b\u200b"], answer=answer)
+    assert lim.ask(model, QUESTION, ["\u200b", "Up."], answer="It", method="influence").support
 
 
 def test_an_answer_follows_a_space_but_in_a_chat():

@@ -2,7 +2,9 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from lim_jax.density import common_grid
 from lim_jax.explanations.windows import carried_to, regions_of_unasked, unasked_tokens
 from lim_jax.grid import boundary_regions, token_grid
 
@@ -31,3 +33,13 @@ def test_regions_of_unasked():
     assert regions_of_unasked([np.ones(4, bool), np.zeros(4, bool)], regions) is None
     by_points = boundary_regions(token_grid(4), 0.3, "points")
     assert regions_of_unasked([np.arange(4) < 2], by_points) is None  # with no left
+
+
+def test_an_error_of_another_kind_is_no_empty_region(monkeypatch):
+    def broken_grid(size, dtype):
+        raise ValueError("no such grid")
+
+    regions = boundary_regions(token_grid(4), 0.25)
+    monkeypatch.setattr(common_grid, "token_grid", broken_grid)
+    with pytest.raises(ValueError, match="no such grid"):
+        regions_of_unasked([np.arange(4) < 3], regions)

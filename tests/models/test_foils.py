@@ -129,6 +129,29 @@ def test_energies_are_those_of_both_passes_on_the_prompts_own_grid(model):
     np.testing.assert_allclose(energy, expected, rtol=1e-9)
 
 
+DYNAMIC = CONFIGS["llama"] | {
+    "max_position_embeddings": 16,
+    "rope_scaling": {"type": "dynamic", "factor": 2.0},
+}
+
+
+@pytest.mark.parametrize(
+    "config, sizes",
+    [(CONFIGS["gpt2"], (3, 2, 5)), (DYNAMIC, (9, 2, 3)), (DYNAMIC, (13, 4, 5))],
+    ids=["8 learned places", "rotary base of 11 tokens", "rotary base of 17 tokens"],
+)
+def test_padding_leaves_a_contrast_in_its_places_and_its_frequencies(tmp_path, config, sizes):
+    """A foil ends within the places that are known, or its base is that of its own length."""
+    model = models.load(write(tmp_path, config), dtype="float64")
+    generator = np.random.default_rng(4)
+    prompt, answer, foil = (generator.integers(WORDS, size=size) for size in sizes)
+    y = contrast_of_case((prompt, answer, foil))
+    window = jax.device_put(np.append(prompt, 0))
+    (energy,) = models.energies_of_ids(model, [window], ask=[y], loss=contrast_loss)
+    expected = np.asarray(squares_by_two_passes(model, prompt, answer, foil)) * len(prompt) ** 2
+    np.testing.assert_allclose(energy, expected, rtol=1e-9)
+
+
 @pytest.mark.parametrize("family", ["llama"], indirect=True)
 def test_energies_are_those_under_the_contrasts_mask(model):
     case = CASES[1]

@@ -191,6 +191,36 @@ def test_methods_are_scored_at_each_of_their_prices(reader):
     assert 2 < scored[4].price < 6
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of what it then fails at
+@pytest.mark.parametrize(
+    "texts, game",
+    [
+        (39, lambda kept: kept @ np.arange(6.0)),
+        (64, lambda kept: np.full(len(kept), 3.0)),
+        (64, lambda kept: np.zeros(len(kept))),
+    ],
+    ids=["few texts", "one value", "zero"],
+)
+def test_proxy_spex_says_nothing_where_none_of_its_trees_splits(texts, game):
+    """A leaf holds twenty texts, and a split has something to tell apart."""
+    pytest.importorskip("shapiq")
+    assert prices.proxy_spex(6, texts, game) is None
+    assert prices.proxy_spex(6, 64, lambda kept: kept @ np.arange(6.0)) is not None
+
+
+@pytest.mark.slow
+def test_an_error_of_reading_texts_is_no_failure_of_proxy_spex():
+    """A network that fails on a text fails aloud, and does not leave the method out."""
+    pytest.importorskip("shapiq")
+
+    def game(kept):
+        return np.zeros(3)[[len(kept)]]
+
+    with pytest.raises(IndexError, match="index 64 is out of bounds"):
+        prices.proxy_spex(6, 64, game)
+
+
 def of_shapiq(reader, texts):
     """A score of nothing, by as many texts as were asked for."""
     yield prices.Priced(prices.KERNEL_SHAP, texts, texts / 2, np.zeros(reader.parts))

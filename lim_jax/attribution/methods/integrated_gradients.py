@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from lim_jax._checks import require
+from lim_jax._checks import described, require
 from lim_jax.attribution import gradients
 from lim_jax.attribution.by_token import score_by_token
 from lim_jax.attribution.gradients import Tokens
@@ -32,9 +32,9 @@ def scores(
     require(
         isinstance(model.embedding, Array),
         "model",
-        got="weights that are left in their files",
-        expected="an embedding in memory",
-        cure="Take another method, or more memory.",
+        got=f"an embedding as {described(model.embedding)}",
+        expected="an array in full precision and in memory, of whose words the average is taken",
+        cure="Load the model without `storage_dtype`, or take another method.",
     )
     return score_by_token(NAME, _score_tokens, model, context, answer, parts, loss, run)
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from lim_jax._checks import require
 from lim_jax.attribution import gradients
 from lim_jax.attribution.by_token import score_by_token
 from lim_jax.attribution.gradients import Tokens
@@ -25,14 +26,25 @@ def scores(
     run: Run,
 ) -> Scores:
     """Score tokens by `gradients.attention_rollout` to the queries, whatever the answer says."""
+    require(
+        context.contrast is None,
+        "foil",
+        got="one",
+        expected="none, since attention hands on the same whatever is answered",
+        cure="Leave the foil out, or take another method.",
+    )
     return score_by_token(NAME, _score_tokens, model, context, answer, parts, loss, run)
 
 
 def _score_tokens(loss: LossOfIds, model: CausalLM, ids: Any, y: Any, _: Any) -> Tokens:
-    """Average the rows of the attention rollout at the queries by the query weights."""
+    """Average the rows of the attention rollout at the queries by the query weights.
+
+    They are shares of all that attention hands on, which is less than one where there are sinks.
+    """
     x = loss.embed(model, ids, y)
     matrix = gradients.attention_rollout(model.flow, x, token_grid(x.shape[0], x.dtype))
-    return y.weights @ matrix[y.positions]
+    handed_on = y.weights @ matrix[y.positions]
+    return handed_on / handed_on.sum()
 
 
 METHOD = Method(
