@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import as_int, require_floats, require_indices
 from lim_jax._jit import filter_jit
+from lim_jax._precision import unit_of
 from lim_jax.grid.integrals import less_their_mean
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 from lim_jax.observability.gramian import (
@@ -395,8 +396,7 @@ def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> Penal
     centred = less_their_mean(gramians, grid)
     # In units of the largest entry: fourth powers of others leave float32. The result does not
     # depend on the unit, and neither do its derivatives.
-    largest = jax.lax.stop_gradient(jnp.abs(centred).max())
-    unit = jnp.where(largest > 0, largest, 1)
+    unit = unit_of(centred)
     centred = centred / unit
     mean = gramian_traces(centred)
     products = jnp.einsum("iab,jbc->ijac", centred, centred)
