@@ -245,6 +245,17 @@ def test_the_response_is_the_slope_of_lim():
     assert (still.change, still.alignment) == (0, 0)
 
 
+@pytest.mark.parametrize("size", [1e-24, 1e-10, 1e22])
+def test_alignment_is_found_at_every_size_of_the_change(size):
+    """LIM falls by half of the change, whose square leaves float32."""
+    regions = lim.boundary_regions(lim.token_grid(4, jnp.float32), 0.25)
+    weights = jnp.array([2.0, 0.5, 0.5, 1.0], jnp.float32)
+    change = size * jnp.eye(4, dtype=jnp.float32)[1]
+    answer = lim.training.response(lambda w: w, weights, change, regions)
+    np.testing.assert_allclose(answer.change, -size / 2, rtol=1e-6)
+    np.testing.assert_allclose(answer.alignment, 0.5 / size, rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_alignment_agrees_with_what_section_4s_run_does():
     """At every update of 160 the predicted and the measured change of LIM have one sign."""
