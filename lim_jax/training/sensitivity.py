@@ -112,11 +112,11 @@ def fourth_moments(
     >>> float(moments.adjoint.value), float(moments.sensitivity.value)
     (16.0, 1.0)
     """
-    weights = promote(grid.weights)
 
     def moment(vectors: Vectors) -> Estimate:
         """Estimate the mean of the vectors' fourth power, integrated over positions."""
-        return sample_mean((promote(vectors) ** 2).sum(axis=2) ** 2 @ weights)
+        fourth_powers = (promote(vectors) ** 2).sum(axis=2) ** 2
+        return sample_mean(fourth_powers @ promote(grid.weights))
 
     adjoints, slopes, losses = _adjoints_and_slopes(loss, params, batch, grid, direction)
     adjoints, slopes = check_finite((adjoints, slopes), batch, losses, adjoints)
