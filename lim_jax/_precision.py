@@ -2,13 +2,14 @@
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, PyTree
 
 Tree = TypeVar("Tree")
 
@@ -57,3 +58,36 @@ def beyond_rounding(part: Float[Array, "..."], total: Float[Array, "..."]) -> Bo
     """Tell whether `part` has a number beyond rounding errors of the largest of `total`."""
     rounding = math.sqrt(jnp.finfo(total.dtype).eps)
     return jnp.abs(part).max() > rounding * jnp.abs(total).max()
+
+
+def in_finest(tree: Tree) -> Tree:
+    """Return arrays of several dtypes in the finest of them, float32 at least."""
+    dtypes = [accumulator(leaf.dtype) for leaf in jax.tree.leaves(tree)]
+    finest = max(dtypes, key=lambda dtype: jnp.finfo(dtype).bits, default=None)
+    return jax.tree.map(lambda leaf: leaf.astype(finest), tree)
+
+
+def unit_of(tree: PyTree) -> Float[Array, ""]:
+    """Return the largest absolute entry of all arrays, or one if all are zero, held fixed."""
+    sizes = [jnp.abs(leaf).max(initial=0) for leaf in jax.tree.leaves(in_finest(tree))]
+    largest = jax.lax.stop_gradient(reduce(jnp.maximum, sizes, 0.0))
+    return jnp.where(largest == 0, 1, largest)
+
+
+def norm(tree: PyTree) -> Float[Array, ""]:
+    """Return the Euclidean norm of all arrays together, whose derivative is zero where it is."""
+    # In units of the largest entry: squares of others would overflow, or vanish.
+    tree = in_finest(tree)
+    unit = unit_of(tree)
+    square = sum(jnp.sum((leaf / unit) ** 2) for leaf in jax.tree.leaves(tree))
+    positive = square > 0
+    return unit * jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), 0)
+
+
+def normalise(tree: Tree) -> Tree:
+    """Divide arrays by the Euclidean norm of all, each in its own dtype; zeros stay zeros."""
+    unit = unit_of(tree)
+    in_units = jax.tree.map(lambda leaf: leaf / unit, in_finest(tree))
+    size = norm(in_units)
+    size = jnp.where(size == 0, 1, size)
+    return jax.tree.map(lambda leaf, own: (leaf / size).astype(own.dtype), in_units, tree)

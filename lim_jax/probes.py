@@ -66,7 +66,12 @@ def sample_mean(samples: Float[Array, " samples *shape"]) -> Estimate:
     value = samples.mean(axis=0)
     if count == 1:
         return Estimate(value, jnp.full_like(value, jnp.inf))
-    return Estimate(value, deviation_of(samples.var(axis=0, ddof=1)) / math.sqrt(count))
+    deviations = samples - value[None]
+    # In units of the largest: squares of others would overflow, or vanish.
+    largest = jax.lax.stop_gradient(jnp.abs(deviations).max(axis=0))
+    unit = jnp.where(largest == 0, 1, largest)
+    variance = ((deviations / unit[None]) ** 2).sum(axis=0) / (count - 1)
+    return Estimate(value, unit * deviation_of(variance) / math.sqrt(count))
 
 
 def deviation_of(variance: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

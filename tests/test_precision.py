@@ -11,6 +11,7 @@ from reference.dense import kernel_blocks
 from reference.networks import GRIDS
 
 import lim_jax as lim
+from lim_jax._precision import norm, normalise
 from lim_jax.adjoint import cone_mass, probed_cone_mass
 from lim_jax.network import attention_kernel, attention_weights
 from lim_jax.network.tiled_attention import blocked_attention
@@ -91,3 +92,22 @@ def test_cone_mass_of_large_states():
     probes = jax.device_put(np.sqrt(np.float16(WIDTH)) * np.eye(WIDTH, dtype=np.float16))
     probed = probed_cone_mass(half, x, grid, probes).value
     np.testing.assert_allclose(exact(probed), frobenius, rtol=5e-3)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1.0, 1e30])
+def test_the_norm_of_a_tree_and_its_slope_at_every_size(size):
+    """Squares of float32 below 1e-23 or above 1e19 vanish or overflow; the slope is the unit."""
+    values = np.array([3.0, 0.0, -4.0, 12.0]) * size
+    tree = {
+        "first": jax.device_put(values[:2].astype(np.float32)),
+        "none": jnp.zeros((0, 2), jnp.bfloat16),
+        "second": jax.device_put(values[2:].reshape(1, 2).astype(np.float32)),
+    }
+    total, slope = jax.jit(jax.value_and_grad(norm))(tree)
+    unit = jax.jit(normalise)(tree)
+    expected = np.array([3.0, 0.0, -4.0, 12.0]) / 13 * (size > 0)
+    np.testing.assert_allclose(total, 13 * size, rtol=1e-6)
+    for vectors in (slope, unit):
+        found = np.concatenate([exact(vectors[name]).ravel() for name in ("first", "second")])
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    assert unit["none"].dtype == jnp.bfloat16 and unit["none"].shape == (0, 2)

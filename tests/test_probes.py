@@ -35,6 +35,15 @@ def test_the_standard_error_of_a_mean_has_one_degree_less():
     assert np.isinf(np.asarray(probes.sample_mean(jax.device_put(samples[:1])).error)).all()
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e-12, 1e30])
+def test_the_standard_error_of_single_precision_is_found_at_every_size(size):
+    """Squared deviations under- and overflow: the error was zero, or infinite."""
+    samples = np.random.default_rng(0).standard_normal((4, 3)) * [size, 1, size]
+    error = np.asarray(probes.sample_mean(jax.device_put(samples.astype(np.float32))).error)
+    expected = samples.std(axis=0, ddof=1) / 2
+    np.testing.assert_allclose(error, expected, rtol=1e-5)
+
+
 def test_the_standard_error_of_equal_samples_has_the_derivative_zero():
     """And of others the closed one: a deviation from the mean over n (n - 1) times the error."""
 

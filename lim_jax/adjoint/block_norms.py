@@ -45,6 +45,10 @@ def squared_frobenius_norms(factors: KernelFactors) -> Float[Array, "length leng
         # From the blocks, a column at a time: gates and norms differ by row.
         column_squares = jax.checkpoint(lambda j: (factors.column(j) ** 2).sum(axis=(1, 2)))
         return jax.lax.map(column_squares, jnp.arange(length)).T
+    # Only v_j - o_i enters, whose square is expanded: what all values share, such as a bias, would
+    # be lost in it.
+    centre = jax.lax.stop_gradient(factors.value.mean(axis=1, keepdims=True))
+    factors = factors._replace(value=factors.value - centre, output=factors.output - centre)
     size = min(COLUMNS, length)
     tiles = -(-length // size)
     # The last column fills the last tile.

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import as_int, no_derivative, require, require_positive
-from lim_jax._precision import promote
+from lim_jax._precision import norm, normalise, promote, unit_of
 
 Vector = Float[Array, "..."]
 Push = Callable[[Vector], Vector]
@@ -77,7 +77,7 @@ def _attained_norm(
     operator: Callable[[PyTree], Push], steps: int, arguments: PyTree, start: Vector
 ) -> Float[Array, ""]:
     r"""Return :math:`\|Bv\|` at the unit vector v of the Krylov space where it is largest."""
-    return _norm(operator(arguments)(_leading_vector(operator(arguments), start, steps)))
+    return norm(operator(arguments)(_leading_vector(operator(arguments), start, steps)))
 
 
 @_attained_norm.defjvp
@@ -85,7 +85,7 @@ def _attained_jvp(operator, steps, primals, tangents):
     """Differentiate the attained norm in the arguments, with the vector held fixed."""
     arguments, start = no_derivative(primals, TWICE)
     vector = _leading_vector(operator(arguments), start, steps)
-    return jax.jvp(lambda arguments: _norm(operator(arguments)(vector)), primals[:1], tangents[:1])
+    return jax.jvp(lambda arguments: norm(operator(arguments)(vector)), primals[:1], tangents[:1])
 
 
 def _leading_vector(push: Push, start: Vector, steps: int) -> Vector:
@@ -101,34 +101,14 @@ def _leading_vector(push: Push, start: Vector, steps: int) -> Vector:
         basis = basis.at[index].set(vector)
         image = push(vector)
         (vector,) = transpose(image)
-        rounding = 1000 * jnp.finfo(start.dtype).eps * _norm(vector)
+        rounding = 1000 * jnp.finfo(start.dtype).eps * norm(vector)
         for _ in range(2):
             shares = jnp.tensordot(basis, vector, vector.ndim)
             vector = vector - jnp.tensordot(shares, basis, 1)
-        return (basis, jnp.where(_norm(vector) <= rounding, 0, _normalise(vector))), image
+        return (basis, jnp.where(norm(vector) <= rounding, 0, normalise(vector))), image
 
-    (basis, _), images = jax.lax.scan(grow, (basis, _normalise(start)), jnp.arange(steps))
+    (basis, _), images = jax.lax.scan(grow, (basis, normalise(start)), jnp.arange(steps))
     images = images.reshape(steps, -1)
-    images = images / _peak(images)
+    images = images / unit_of(images)
     _, ritz = jnp.linalg.eigh(promote(images @ images.T))
-    return _normalise(jnp.tensordot(ritz[:, -1].astype(basis.dtype), basis, 1))
-
-
-def _norm(vector: Vector) -> Float[Array, ""]:
-    """Return the Euclidean norm, without underflow of the squares of small entries."""
-    # In units of the largest entry: squares of small ones would underflow.
-    peak = _peak(vector)
-    square = ((vector / peak) ** 2).sum()
-    return peak * jnp.where(square == 0, 0, jnp.sqrt(jnp.where(square == 0, 1, square)))
-
-
-def _normalise(vector: Vector) -> Vector:
-    """Divide a vector by its Euclidean norm; a zero vector stays zero."""
-    size = _norm(vector)
-    return vector / jnp.where(size == 0, 1, size)
-
-
-def _peak(vector: Vector) -> Float[Array, ""]:
-    """Return the largest absolute entry, or one if all are zero, without a derivative."""
-    peak = jax.lax.stop_gradient(jnp.abs(vector).max())
-    return jnp.where(peak == 0, 1, peak)
+    return normalise(jnp.tensordot(ritz[:, -1].astype(basis.dtype), basis, 1))

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Key
 
 from lim_jax._checks import as_int, error_if_got, require_floats, require_key, require_kind
 from lim_jax._jit import filter_jit
+from lim_jax._precision import accumulator, promote
 from lim_jax._random import gaussian
 from lim_jax.adjoint.krylov import NormBounds, checked_steps, norm_bounds
 from lim_jax.adjoint.sweep import Example, TerminalLoss, run_forward
@@ -321,7 +322,7 @@ def generator_norms(
         return bounds(rate, (flow.control, time), state)
 
     norms = jax.lax.map(at_time, states)
-    horizon = jnp.asarray(flow.horizon, x.dtype)
+    horizon = jnp.asarray(flow.horizon, norms.upper.dtype)
     return GeneratorNorms(norms.attained, norms.upper, states.times, horizon)
 
 
@@ -433,7 +434,8 @@ def _bounds_at(
     """Return a function that bounds the derivative of ``change(layer, x)`` in :math:`L^2`."""
     require_key(key)
     steps = checked_steps(steps, failure)
-    start = gaussian(key, x.shape, x.dtype)
+    # Vectors of half precision are orthogonal to three digits only, and would end the search.
+    start = gaussian(key, x.shape, accumulator(x.dtype))
 
     def bounds(change: Callable[[Any, State], State], layer: Any, state: State) -> NormBounds:
         """Bound the derivative of ``change(layer, x)`` in x at one layer and state."""
@@ -443,9 +445,9 @@ def _bounds_at(
             """Return the derivative at a state, as a map of vectors in the weighted norm."""
             arrays, state = arguments
             combined = eqx.combine(arrays, static)
-            root = jnp.sqrt(grid.weights)[:, None]
+            root = jnp.sqrt(promote(grid.weights))[:, None]
             _, push = jax.linearize(lambda x: change(combined, x), state)
-            return lambda vector: root * push(vector / root)
+            return lambda vector: root * promote(push((vector / root).astype(state.dtype)))
 
         return norm_bounds(operator, (arrays, state), start, steps=steps, failure=failure)
 

@@ -36,6 +36,19 @@ class CellGrid(Grid):
     starts: Starts | None = None
     cut: str = eqx.field(static=True, default="")
 
+    def __check_init__(self):
+        """Raise ValueError unless every position has a weight in the grid's dtype."""
+        dtype = jax.dtypes.canonicalize_dtype(self.dtype or float)
+        # The first cell is the smallest: adjoints are divided by its weight.
+        least = self._weights()[0].astype(dtype)
+        require(
+            bool(least > 0),
+            "grid",
+            got=f"{self.size} cells, the first of which has the weight 0 in {dtype}",
+            expected="a weight above 0 for each position",
+            cure="Take fewer cells, or a dtype of more bits.",
+        )
+
     @property
     def size(self) -> int:
         """The number of cells."""
@@ -285,7 +298,8 @@ def graded_grid(size: int, dtype: DTypeLike | None = None) -> CellGrid:
     Raises
     ------
     ValueError
-        If `size` is not a positive Python int, or `dtype` not a floating-point dtype.
+        If `size` is not a positive Python int, `dtype` not a floating-point dtype, or the first of
+        so many cells has no weight in `dtype`, as from 300 on in float16.
 
     Examples
     --------

@@ -192,13 +192,10 @@ def margin_loss(
     _require_labels(logits, targets, "targets")
     _require_for_each(query_weights, logits[:, 0])
     _require_answers(targets, logits.shape[1], "targets")
-    classes = _known_classes(targets, logits.shape[1], query_weights != 0, "targets")[:, None]
-    answers = jnp.take_along_axis(logits, classes, axis=1)[:, 0]
-    is_answer = jnp.arange(logits.shape[1])[None, :] == classes
-    no_others = _masked_at_weight_zero(jnp.where(is_answer, -jnp.inf, logits), query_weights)
-    # Where no other class is left and nothing is asked, 0 keeps the slope finite.
-    filler = jnp.where(no_others, 0, -jnp.inf)
-    others = jax.nn.logsumexp(jnp.where(is_answer, filler[:, None], logits), axis=1)
+    classes = _known_classes(targets, logits.shape[1], query_weights != 0, "targets")
+    answers, others, alone = _answers_and_rest(logits, classes)
+    # Where nothing is asked, 0 keeps the slope finite.
+    others = jnp.where(alone & (query_weights != 0), -jnp.inf, others)
     return _weighted_sum(others - answers, query_weights)
 
 
@@ -374,7 +371,10 @@ def logit_residual(logits: Logits, labels: Labels) -> Logits:
     likely = jax.nn.softmax(logits, axis=1)
     if _class_numbers(labels):
         classes = _known_classes(labels, logits.shape[1], jnp.array(True), "labels")
-        return likely.at[jnp.arange(logits.shape[0]), classes].add(-1)
+        is_answer = _is_answer(logits, classes)
+        # Less one the answer's share would be rounded to zero where it is nearly one.
+        others = jnp.where(is_answer, 0, likely).sum(axis=1, keepdims=True)
+        return jnp.where(is_answer, -others, likely)
     return labels.sum(axis=1, keepdims=True) * likely - labels
 
 
@@ -543,10 +543,31 @@ def _losses(
     _require_labels(logits, labels, name)
     if _class_numbers(labels):
         classes = _known_classes(labels, logits.shape[1], is_query, name)
-        right = jnp.take_along_axis(logits, classes[:, None], axis=1)[:, 0]
-        return jax.nn.logsumexp(logits, axis=1) - right
+        answers, others, alone = _answers_and_rest(logits, classes)
+        # A log-sum-exp of all classes is rounded to the answer's logit where that is far above.
+        losses = jax.nn.softplus(others - answers)
+        return jnp.where(alone | jnp.isposinf(answers), answers - answers, losses)
     # The safe form takes a masked class (logit -inf, label 0) as 0 rather than NaN.
     return optax.losses.safe_softmax_cross_entropy(logits, labels)
+
+
+def _answers_and_rest(
+    logits: Logits, classes: Int[Array, " length"]
+) -> tuple[Float[Array, " length"], Float[Array, " length"], Bool[Array, " length"]]:
+    """Return the answers' logits, the log-sum-exp of the others, and where all these are masked.
+
+    There it is zero in place of minus infinity, which would have no slope.
+    """
+    answers = jnp.take_along_axis(logits, classes[:, None], axis=1)[:, 0]
+    is_answer = _is_answer(logits, classes)
+    alone = jnp.isneginf(jnp.where(is_answer, -jnp.inf, logits).max(axis=1))
+    filler = jnp.where(alone, 0, -jnp.inf).astype(logits.dtype)
+    return answers, jax.nn.logsumexp(jnp.where(is_answer, filler[:, None], logits), axis=1), alone
+
+
+def _is_answer(logits: Logits, classes: Int[Array, " length"]) -> Bool[Array, "length vocabulary"]:
+    """Tell which logits are those of the answers."""
+    return jnp.arange(logits.shape[1])[None, :] == classes[:, None]
 
 
 def _class_numbers(labels: Labels) -> bool:

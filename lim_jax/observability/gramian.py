@@ -336,16 +336,16 @@ def _gramians_by_push(
     `eq:finite-token-position-injection`, `eq:finite-token-position-jacobian`.
     """
     observed, push = jax.linearize(observations, x)
-    steps = layer_steps(step, observed)
+    steps = promote(layer_steps(step, observed))
 
     def gramian(position: Array) -> Float[Array, "width width"]:
         """Push all unit vectors at one position forward, and sum their products over depth."""
         basis = jnp.eye(x.shape[1], dtype=x.dtype)
         tangents = jax.vmap(lambda e: jnp.zeros_like(x).at[position].set(e))(basis)
-        images = jax.vmap(push)(tangents)
+        images = promote(jax.vmap(push)(tangents))
         return jnp.einsum("k,ako,bko->ab", steps, images, images)
 
-    return jax.lax.map(gramian, positions)
+    return jax.lax.map(gramian, positions).astype(observed.dtype)
 
 
 def _pulled_gramians(observations: Observations, x: State, step: Steps) -> Gramians:
@@ -356,12 +356,13 @@ def _pulled_gramians(observations: Observations, x: State, step: Steps) -> Grami
     def add(gramians: Gramians, layer: tuple[Array, Array]) -> tuple[Gramians, None]:
         """Add what one observed layer contributes to all Gramians."""
         index, weight = layer
-        rows = jax.vmap(lambda e: pull(jnp.zeros_like(observed).at[index].set(e))[0])(basis)
+        pulled = jax.vmap(lambda e: pull(jnp.zeros_like(observed).at[index].set(e))[0])(basis)
+        rows = promote(pulled)
         return gramians + weight * jnp.einsum("ria,rib->iab", rows, rows), None
 
-    layers = jnp.arange(observed.shape[0]), layer_steps(step, observed)
+    layers = jnp.arange(observed.shape[0]), promote(layer_steps(step, observed))
     none = jnp.zeros((*x.shape, x.shape[1]), jnp.result_type(x, observed))
-    return jax.lax.scan(add, none, layers)[0]
+    return jax.lax.scan(add, promote(none), layers)[0].astype(none.dtype)
 
 
 def _gramians_by_sweep(observations: ObservedTokens, x: State, step: Steps) -> Gramians:
@@ -388,7 +389,8 @@ def _gramians_by_sweep(observations: ObservedTokens, x: State, step: Steps) -> G
     shape = jax.eval_shape(observations.observe, x)
     covectors = jnp.zeros((depth, shape.size, *x.shape), shape.dtype)
     covectors, _ = flow.scan(back, covectors, states, jnp.arange(depth), reverse=True)
-    return jnp.einsum("k,koia,koib->iab", layer_steps(step, covectors), covectors, covectors)
+    steps, rows = promote((layer_steps(step, covectors), covectors))
+    return jnp.einsum("k,koia,koib->iab", steps, rows, rows).astype(covectors.dtype)
 
 
 def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Array, " depth"]:

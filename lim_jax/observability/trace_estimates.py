@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import as_int, require_floats, require_indices
 from lim_jax._jit import filter_jit
+from lim_jax._precision import promote, unit_of
 from lim_jax.grid.integrals import less_their_mean
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 from lim_jax.observability.gramian import (
@@ -94,11 +95,12 @@ def probed_observability(
     if not each:
         probes = jnp.broadcast_to(probes[:, None], (len(probes), len(positions), x.shape[1]))
     observed, push = jax.linearize(observations, x)
-    steps = layer_steps(step, observed)
+    steps = promote(layer_steps(step, observed))
 
     def sample(position: Array, probe: Array) -> Scalar:
         """Push one probe at one position forward, and sum the squares over depth."""
-        return steps @ (push(jnp.zeros_like(x).at[position].set(probe)) ** 2).sum(axis=1)
+        image = push(jnp.zeros_like(x).at[position].set(probe))
+        return steps @ (promote(image) ** 2).sum(axis=1)
 
     return jax.vmap(jax.vmap(sample), in_axes=(None, 0))(positions, probes)
 
@@ -168,7 +170,8 @@ def layer_injected_traces(
 
     def draw(noise: Float[Array, "depth observed"]) -> Float[Array, " length"]:
         """Pull one draw of noise back, and square it at every position."""
-        return (pull((scale * noise).astype(observed.dtype))[0] ** 2).sum(axis=1)
+        (pulled,) = pull((scale * noise).astype(observed.dtype))
+        return (promote(pulled) ** 2).sum(axis=1)
 
     return jax.vmap(draw)(injected)
 
@@ -395,8 +398,7 @@ def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> Penal
     centred = less_their_mean(gramians, grid)
     # In units of the largest entry: fourth powers of others leave float32. The result does not
     # depend on the unit, and neither do its derivatives.
-    largest = jax.lax.stop_gradient(jnp.abs(centred).max())
-    unit = jnp.where(largest > 0, largest, 1)
+    unit = unit_of(centred)
     centred = centred / unit
     mean = gramian_traces(centred)
     products = jnp.einsum("iab,jbc->ijac", centred, centred)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import lineax
-import optax
 from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import (
@@ -23,7 +22,7 @@ from lim_jax._checks import (
 )
 from lim_jax._errors import translate_errors
 from lim_jax._jit import filter_jit
-from lim_jax._precision import promote
+from lim_jax._precision import norm, promote
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 
 PerPosition = Float[Array, " length"]
@@ -181,8 +180,8 @@ def parameter_shift(
         return jax.jvp(jax.grad(risk), (params,), (direction,))[1]
 
     slope = error_if_not_finite(jax.grad(penalty)(params), "penalty's slope")
-    penalty_size = abs(strength) * _norm(slope)
-    risk_size = _norm(jax.grad(risk)(params))
+    penalty_size = abs(strength) * norm(slope)
+    risk_size = norm(jax.grad(risk)(params))
     # Where both balance, the penalty has moved the minimiser already.
     slope = error_if(
         slope,
@@ -193,7 +192,7 @@ def parameter_shift(
     )
     # The solver's tolerances are absolute too, so slope and Hessian are given to it in units, on
     # which the shift does not depend.
-    slope_unit = jax.lax.stop_gradient(_or_one(_norm(slope)))
+    slope_unit = jax.lax.stop_gradient(_or_one(norm(slope)))
     unit_slope = jax.tree.map(lambda leaf: leaf / slope_unit, slope)
     curvature = _product(unit_slope, hessian_product(unit_slope))
     curvature_unit = jax.lax.stop_gradient(_or_one(jnp.abs(curvature)))
@@ -223,16 +222,10 @@ def _solve_positive(
     solution = lineax.linear_solve(operator, slope, solver).value
     return error_if(
         solution,
-        (_norm(slope) > 0) & (_product(slope, solution) <= 0),
+        (norm(slope) > 0) & (_product(slope, solution) <= 0),
         "risk: got a Hessian at params that is not, expected a positive definite one. Minimise the "
         "risk further, or add a regulariser to a flat one.",
     )
-
-
-def _norm(tree: PyTree) -> Scalar:
-    """Compute the Euclidean norm of all leaves together, in units of the largest entry."""
-    largest = _or_one(jnp.max(jnp.stack([jnp.abs(leaf).max() for leaf in jax.tree.leaves(tree)])))
-    return largest * optax.tree.norm(jax.tree.map(lambda leaf: leaf / largest, tree))
 
 
 def _product(first: PyTree, second: PyTree) -> Scalar:

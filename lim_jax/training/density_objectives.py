@@ -24,6 +24,7 @@ from lim_jax._checks import (
     require_kind,
     require_scalar,
 )
+from lim_jax._precision import promote
 from lim_jax.density.adjoints import Batch, Loss
 from lim_jax.grid.measure import Grid, Scalar, require_grid
 from lim_jax.training.discrepancy import Discrepancy, squared_discrepancy
@@ -551,6 +552,7 @@ class _WeightedSum(eqx.Module):
         self, losses: Losses, adjoints: Adjoints, options: dict[str, Any]
     ) -> tuple[Scalar, Statistic]:
         """Return the weighted sum of risk and discrepancy, and the statistic."""
+        losses, adjoints = promote((losses, adjoints))
         options = _cast(options, adjoints)
         value, statistic = _discrepancy(adjoints, self.grid, options)
         return options["share"] * losses.mean() + options["strength"] * value, statistic
@@ -565,6 +567,7 @@ class _AugmentedLagrangian(eqx.Module):
         self, losses: Losses, adjoints: Adjoints, options: dict[str, Any]
     ) -> tuple[Scalar, Statistic]:
         """Return the augmented Lagrangian of risk and discrepancy, and the statistic."""
+        losses, adjoints = promote((losses, adjoints))
         options = _cast(options, adjoints)
         value, statistic = _discrepancy(adjoints, self.grid, options)
         multiplier = options["multiplier"]
@@ -583,7 +586,7 @@ def _discrepancy(
 ) -> tuple[Scalar, Statistic]:
     """Return the discrepancy of the adjoints' density, and the statistic that it is made from."""
     penalty = options["penalty"]
-    weights = grid.weights
+    weights = promote(grid.weights)
     energies = (adjoints**2).sum(axis=2)
     if penalty.pools is not None:
         energies, weights = pooled_energies(energies, penalty.pools)

@@ -17,6 +17,7 @@ from lim_jax._checks import (
     require_floats,
     require_indices,
 )
+from lim_jax._precision import accumulator, promote
 from lim_jax.density.adjoints import Batch, Loss, check_finite, embedded_on, scalar_loss
 from lim_jax.grid.integrals import integral, less_their_mean
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
@@ -379,7 +380,7 @@ def injected_objective(
     draws = injected.shape[1]
     noise = (scale[None, None, :, None] * injected).reshape(-1, depth, observed)
     options = (strength, 0.0 if previous is None else previous, memory)
-    options = jax.tree.map(lambda leaf: jnp.asarray(leaf, x.dtype), options)
+    options = jax.tree.map(lambda leaf: jnp.asarray(leaf, accumulator(x.dtype)), options)
     penalty, traces = functional_of_adjoints(
         _TraceBalance(grid),
         projection,
@@ -433,7 +434,8 @@ class _TraceBalance(eqx.Module):
         """Return the weighted penalty of the averaged traces, and these traces."""
         del losses
         strength, previous, memory = options
+        weights, adjoints = promote((self.grid.weights, adjoints))
         # The samples are Euclidean, the adjoints densities.
-        traces = self.grid.weights**2 * (adjoints**2).sum(axis=2).mean(axis=0)
+        traces = weights**2 * (adjoints**2).sum(axis=2).mean(axis=0)
         traces = moving_average(previous, traces, memory)
         return strength / 2 * _trace_variance(traces, self.grid), traces

@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, PyTree
 from lim_jax._argument_error import Refusal
 from lim_jax._checks import require_callable
 from lim_jax._errors import translate_errors
+from lim_jax._precision import promote
 from lim_jax._sharded_axes import varying_as
 from lim_jax.density.adjoints import (
     Batch,
@@ -251,7 +252,7 @@ def separate_gradients(
 
 def _energies(adjoints: Adjoints) -> Float[Array, "examples length"]:
     """Compute the adjoints' squared norm at every position."""
-    return (adjoints**2).sum(axis=2)
+    return (promote(adjoints) ** 2).sum(axis=2)
 
 
 def _direction(slope: Adjoints, batch: Batch, grid: Grid) -> Adjoints:

@@ -22,6 +22,7 @@ from lim_jax._checks import (
     require_kind,
 )
 from lim_jax._errors import translate_errors
+from lim_jax._precision import norm
 from lim_jax.density.adjoints import Batch, Loss
 from lim_jax.density.measurement import influence
 from lim_jax.density.statistics import indices
@@ -505,8 +506,9 @@ def response(
         return indices(regional_averages(stage(weights), regions)).lim
 
     lim, slope = jax.jvp(index, (weights,), (change,))
-    size = change @ change
-    return Response(lim, slope, -slope / jnp.where(size > 0, size, 1))
+    size = norm(change)
+    size = jnp.where(size > 0, size, 1)
+    return Response(lim, slope, -slope / size / size)  # the square may be beyond the precision
 
 
 def importance_weights(deployed: PerPosition, trained: PerPosition, grid: Grid) -> PerPosition:

@@ -12,7 +12,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Float, Key, PyTree
 
 from lim_jax._checks import (
@@ -26,6 +25,7 @@ from lim_jax._checks import (
     require_key,
 )
 from lim_jax._jit import filter_jit
+from lim_jax._precision import norm, normalise, promote, unit_of
 from lim_jax._random import gaussian
 from lim_jax.adjoint.certificate import Premise
 from lim_jax.density.adjoints import (
@@ -115,7 +115,8 @@ def fourth_moments(
 
     def moment(vectors: Vectors) -> Estimate:
         """Estimate the mean of the vectors' fourth power, integrated over positions."""
-        return sample_mean((vectors**2).sum(axis=2) ** 2 @ grid.weights)
+        fourth_powers = (promote(vectors) ** 2).sum(axis=2) ** 2
+        return sample_mean(fourth_powers @ promote(grid.weights))
 
     adjoints, slopes, losses = _adjoints_and_slopes(loss, params, batch, grid, direction)
     adjoints, slopes = check_finite((adjoints, slopes), batch, losses, adjoints)
@@ -265,7 +266,7 @@ def adjoint_growth(
     [5.0]
     """
     data, adjoints, slopes = _squared_sizes(loss, params, batch, grid, direction)
-    return (adjoints + slopes) @ grid.weights / (1 + data.sum(axis=1))
+    return (adjoints + slopes) @ promote(grid.weights) / (1 + data.sum(axis=1))
 
 
 @filter_jit
@@ -273,12 +274,14 @@ def _squared_sizes(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid, direction: PyTree
 ) -> tuple[Float[Array, "examples 2"], Energies, Energies]:
     """Compute the squared norms of inputs and labels, and of adjoints and slopes by position."""
-    adjoints, slopes, losses = _adjoints_and_slopes(loss, params, batch, grid, direction)
+    *vectors, losses = _adjoints_and_slopes(loss, params, batch, grid, direction)
+    adjoints, slopes = promote(vectors)
     _, (x, y) = embedded(loss, params, batch)
+    x, y = promote((x, y))
     labels = [
         _label_squares(leaf, grid) for leaf in jax.tree.leaves(y) if eqx.is_inexact_array(leaf)
     ]
-    data = [(x**2).sum(axis=2) @ grid.weights, sum(labels, jnp.zeros(x.shape[0]))]
+    data = [(x**2).sum(axis=2) @ promote(grid.weights), sum(labels, jnp.zeros(len(x), x.dtype))]
     squares = jnp.stack(data, axis=1), (adjoints**2).sum(axis=2), (slopes**2).sum(axis=2)
     return check_finite(squares, batch, losses, adjoints)
 
@@ -288,7 +291,7 @@ def _label_squares(leaf: Float[Array, "examples ..."], grid: Grid) -> Float[Arra
     squares = (leaf**2).reshape(leaf.shape[0], -1)
     if leaf.ndim < 2 or leaf.shape[1] != grid.weights.size:
         return squares.sum(axis=1)
-    return squares.reshape(*leaf.shape[:2], -1).sum(axis=2) @ grid.weights
+    return squares.reshape(*leaf.shape[:2], -1).sum(axis=2) @ promote(grid.weights)
 
 
 class SensitivityNorm(NamedTuple):
@@ -384,21 +387,23 @@ def sensitivity_norm(
     _, pull, _ = jax.vjp(adjoints, arrays, has_aux=True)
     leaves, tree = jax.tree.flatten(arrays)
     keys = jax.random.split(key, len(leaves))
+    weights = promote(grid.weights)
     start = [gaussian(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
 
     def step(pair: tuple[PyTree, PyTree], _: None) -> tuple[tuple[PyTree, PyTree], Scalar]:
         """Take one step of the power iteration, and return the norm of the image."""
         direction, _ = pair
         image = push(direction)
-        unit = _largest(image)  # by which powers neither under- nor overflow
-        relative = _divided(image, unit)
+        unit = unit_of(image)  # by which powers neither under- nor overflow
+        relative = promote(image) / unit
         squares = (relative**2).sum(axis=2, keepdims=True)
-        value = sample_mean(squares[..., 0] ** (exponent / 2) @ grid.weights).value
+        value = sample_mean(squares[..., 0] ** (exponent / 2) @ weights).value
         powers = squares ** (exponent / 2 - 1)
-        (gradient,) = pull(grid.weights[None, :, None] * powers * relative)
-        return (_unit_direction(gradient), direction), unit * value ** (1 / exponent)
+        cotangent = weights[None, :, None] * powers * relative
+        (gradient,) = pull(cotangent.astype(image.dtype))
+        return (normalise(gradient), direction), unit * value ** (1 / exponent)
 
-    first = _unit_direction(jax.tree.unflatten(tree, start))
+    first = normalise(jax.tree.unflatten(tree, start))
     (_, direction), values = jax.lax.scan(step, (first, first), length=steps)
     return check_finite(SensitivityNorm(values, direction), batch, losses, initial_adjoints)
 
@@ -424,11 +429,11 @@ def _adjoints_and_slopes(
     direction = as_direction(direction, arrays)
     direction = error_if(
         direction,
-        _largest(direction) == 0,
+        norm(direction) == 0,
         "direction: got zeros, expected a direction, which is scaled to norm one. Pass one that is "
         "not zero, such as the risk's gradient.",
     )
-    direction = _unit_direction(direction)
+    direction = normalise(direction)
     return jax.jvp(adjoints, (arrays,), (direction,), has_aux=True)
 
 
@@ -447,20 +452,3 @@ def as_direction(direction: Any, arrays: PyTree) -> PyTree:
         cure="Pass a tree with an array for each of them, such as the risk's gradient.",
     )
     return error_if_not_finite(direction, "direction")
-
-
-def _unit_direction(direction: PyTree) -> PyTree:
-    """Divide a direction by its Euclidean norm; a zero one stays zero."""
-    # In units of the largest entry, whose squares neither under- nor overflow.
-    direction = _divided(direction, _largest(direction))
-    return _divided(direction, optax.tree.norm(direction))
-
-
-def _largest(tree: PyTree) -> Scalar:
-    """Return the largest absolute entry of all arrays."""
-    return jnp.max(jnp.stack([jnp.abs(leaf).max() for leaf in jax.tree.leaves(tree)]))
-
-
-def _divided(tree: PyTree, size: Scalar) -> PyTree:
-    """Divide all arrays by a number, unless it is zero."""
-    return jax.tree.map(lambda leaf: leaf / jnp.where(size == 0, 1, size), tree)

@@ -157,6 +157,18 @@ def test_frobenius_norms_of_every_block(grid):
     np.testing.assert_allclose(norms, expected, rtol=1e-11, atol=1e-12)
 
 
+def test_what_all_values_share_leaves_the_frobenius_norm_in_float32():
+    """A bias of values is in no difference v_j - o_i; in its expanded square 1e6 stood beside 1."""
+    layer = attention()
+    shape = layer.value.shape[:-1]
+    biased = dataclasses.replace(layer, value_bias=jnp.full(shape, 1000.0))
+    single, x = in_single((biased, random_states()))
+    mass = lim.adjoint.cone_mass(single, x, lim.token_grid(LENGTH, jnp.float32), "frobenius")
+    expected = lim.adjoint.cone_mass(layer, random_states(), lim.token_grid(LENGTH), "frobenius")
+    # A value itself is rounded to 1000 eps, in units of what values differ by.
+    np.testing.assert_allclose(mass, expected, rtol=1e-3)
+
+
 @pytest.mark.slow
 def test_float32_is_exact_to_its_rounding():
     grid = lim.token_grid(LENGTH, jnp.float32)

@@ -134,6 +134,25 @@ def test_norms_enclose_the_largest_singular_values_and_bound_the_adjoint():
         residual.amplification(examples)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_norms_of_half_precision_enclose_the_largest_singular_value(dtype):
+    """Layers that scale features, exactly: the search ended at its first vector, far below."""
+    scales = jnp.array([4.0, 3.0, 2.0, 1.0, 0.5], dtype)
+
+    def step(scale, x, grid, increment):
+        return x + increment.astype(dtype) * scale[None] * x
+
+    flow = lim.ResidualFlow(jnp.stack([scales, scales / 2]), step=step)
+    x = jnp.ones((4, 5), dtype)
+    norms = residual.interaction_norms(
+        flow, x, lim.token_grid(4, dtype), key=jax.random.key(0), steps=8
+    )
+    expected = np.array([2.0, 1.0])  # half a step of time, times the largest scale
+    rounding = 2 * float(jnp.finfo(dtype).eps)
+    np.testing.assert_allclose(np.asarray(norms.attained, float), expected, rtol=rounding)
+    assert (np.asarray(norms.upper, float) >= expected * (1 - rounding)).all()
+
+
 @pytest.mark.slow
 def test_the_product_bound_is_differentiated():
     """With a Krylov space of all dimensions, against differences; a second time it is refused."""

@@ -350,6 +350,15 @@ def test_breaks_that_were_rounded_to_single_precision_are_refused(as_users_run):
         PanelGrid(breaks=tuple(np.array(breaks, np.float32)), order=4)
 
 
+def test_cells_without_a_weight_in_half_precision_are_refused(as_users_run):
+    """The first of L graded cells weighs 3/(4 L^3): adjoints were divided by zero."""
+    assert float(lim.graded_grid(250, jnp.float16).weights.min()) > 0
+    for size in (300, 5000):
+        with pytest.raises(ValueError, match=f"grid: got {size} cells, the first of which has the"):
+            lim.graded_grid(size, jnp.float16)
+    assert float(lim.graded_grid(5000, jnp.bfloat16).weights.min()) > 0
+
+
 @pytest.mark.parametrize(
     "order, panels, dtype",
     [(4, 1100, "float64"), (2, 200, "float32"), (2, 130, "float32"), (2, 20, "float16")],

@@ -305,6 +305,43 @@ def test_errors_of_losses_name_the_callers_own_arguments(as_users_run):
         contrast_loss(logits, two + 2, logits, two)
 
 
+@pytest.mark.parametrize(
+    "dtype, gap", [(jnp.float32, 20.0), (jnp.float32, 60.0), (jnp.bfloat16, 8.0)]
+)
+def test_a_sure_answer_has_its_own_share_of_the_gradient(dtype, gap):
+    """Less one its probability was rounded to zero, and so was the loss."""
+    logits = np.array([[0.0, gap, 3.0], [gap, 1.0, 0.0]])
+    classes = np.array([1, 0])
+    grid = lim.token_grid(2)
+    others = np.array([np.log1p(np.exp(3.0)), np.log1p(np.exp(1.0))])
+    sure = np.exp(others - gap)
+    rows = np.exp(logits - gap) / (1 + sure)[:, None]
+    rows[np.arange(2), classes] = -sure / (1 + sure)
+    rounded = jnp.asarray(logits, dtype)
+    tolerance = 100 * float(jnp.finfo(dtype).eps)  # of an exponential of so large a gap
+    loss = jax.jit(jax.value_and_grad(lambda z: lim.cross_entropy(z, classes, grid)))
+    with jax.numpy_dtype_promotion("standard"):
+        value, slope = loss(rounded)
+        each = positionwise_cross_entropy(rounded, classes)
+        residual = logit_residual(rounded, classes)
+    np.testing.assert_allclose(value, np.log1p(sure).mean(), rtol=tolerance)
+    np.testing.assert_allclose(np.asarray(each, float), np.log1p(sure), rtol=tolerance)
+    for found in (2 * np.asarray(slope, float), np.asarray(residual, float)):
+        np.testing.assert_allclose(found, rows, rtol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "row, loss", [([1, -np.inf], 0.0), ([np.inf, 1], np.nan), ([1, np.inf], np.inf)]
+)
+def test_one_class_alone_costs_nothing_and_infinite_logits_pass_on(row, loss):
+    value, slope = jax.value_and_grad(lambda z: positionwise_cross_entropy(z, jnp.array([0]))[0])(
+        jnp.array([row], float)
+    )
+    np.testing.assert_array_equal(value, loss)
+    if loss == 0:
+        np.testing.assert_array_equal(slope, 0)
+
+
 def test_no_row_of_classes_is_made_of_class_numbers():
     """At 49,152 words: the compiled program's temporary memory is that of the logits, not twice."""
     shapes = jax.ShapeDtypeStruct((64, 49_152), np.float32), jax.ShapeDtypeStruct((64,), np.int32)

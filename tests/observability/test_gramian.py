@@ -190,6 +190,20 @@ def test_states_of_half_precision_may_be_observed_in_single_precision(method):
     np.testing.assert_allclose(np.asarray(gramians, float), expected)
 
 
+@pytest.mark.parametrize("method", ["forward", "reverse"])
+def test_gramians_of_many_layers_in_half_precision_are_their_sums(method):
+    """In bfloat16 256 + 1 is 256, and in float16 a square of 300 is infinite."""
+    x = jnp.ones((3, 2), jnp.bfloat16)
+    many = observability_gramians(lambda x: jnp.tile(x.reshape(1, -1), (640, 1)), x, 1.0, method)
+    x = x.astype(jnp.float16)
+    large = observability_gramians(lambda x: 300 * x.reshape(1, -1), x, 0.5, method)
+    for gramians, trace in ((many, 640), (large, 0.5 * 300**2)):
+        expected = np.broadcast_to(trace * np.eye(2), (3, 2, 2))
+        rounding = float(jnp.finfo(gramians.dtype).eps)
+        np.testing.assert_allclose(np.asarray(gramians, float), expected, rtol=rounding)
+    assert (many.dtype, large.dtype) == (jnp.bfloat16, jnp.float16)
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_condition_numbers_of_half_precision_know_its_rounding(dtype):
     small = float(jnp.finfo(dtype).eps)  # to the largest, one, no more than a rounding

@@ -206,3 +206,17 @@ def squares(job, x):
         return sum(equation.outvars[0].aval.size for equation in equations) + sum(inside)
 
     return counted(jax.make_jaxpr(job)(x).jaxpr)
+
+
+def test_traces_of_half_precision_square_in_single_precision():
+    """In float16 the square of 300 is infinite, and so was the trace, of half of that."""
+    x = jnp.ones((2, 1), jnp.float16)
+    probe = jnp.ones((1, 1), jnp.float16)
+    noise = jnp.ones((1, 1, 2), jnp.float16)
+
+    def see(x):
+        return 300 * x.reshape(1, -1)
+
+    np.testing.assert_array_equal(probed_observability(see, x, 0.5, probe), [[45_000, 45_000]])
+    traces = layer_injected_traces(see, x, 0.25, noise)
+    np.testing.assert_array_equal(traces, [[22_500, 22_500]])

@@ -162,6 +162,19 @@ def test_a_shift_is_found_at_every_scale_of_the_slope_and_the_risk(slope, dtype)
         np.testing.assert_allclose(np.asarray(shift, float), expected, rtol=rounding)
 
 
+def test_parameters_without_entries_do_not_move():
+    """A bias of a layer of no features is an array of none: it has no largest entry."""
+    start = {"weight": jnp.zeros(()), "bias": jnp.zeros(0)}
+    shift = lim.training.parameter_shift(
+        lambda p: 2 * p["weight"] ** 2 + p["bias"].sum(),
+        lambda p: (p["weight"] - 1) ** 2 + p["bias"].sum(),
+        start,
+        strength=0.1,
+    )
+    np.testing.assert_allclose(shift["weight"], 0.05, rtol=1e-12)  # 0.1 * 2 / 4
+    assert shift["bias"].shape == (0,)
+
+
 def test_the_bias_of_a_ratio_is_of_energies_in_two_examples_at_least():
     """Where one example alone has any, the batch without it has no density."""
     alone = jnp.zeros((3, SIZE)).at[1].set(1.0)
@@ -230,6 +243,17 @@ def test_the_response_is_the_slope_of_lim():
     )
     still = jax.jit(lambda: lim.training.response(stage, weights, 0 * change, regions))()
     assert (still.change, still.alignment) == (0, 0)
+
+
+@pytest.mark.parametrize("size", [1e-24, 1e-10, 1e22])
+def test_alignment_is_found_at_every_size_of_the_change(size):
+    """LIM falls by half of the change, whose square leaves float32."""
+    regions = lim.boundary_regions(lim.token_grid(4, jnp.float32), 0.25)
+    weights = jnp.array([2.0, 0.5, 0.5, 1.0], jnp.float32)
+    change = size * jnp.eye(4, dtype=jnp.float32)[1]
+    answer = lim.training.response(lambda w: w, weights, change, regions)
+    np.testing.assert_allclose(answer.change, -size / 2, rtol=1e-6)
+    np.testing.assert_allclose(answer.alignment, 0.5 / size, rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -161,6 +161,43 @@ def test_a_direction_is_scaled_to_norm_one_whatever_its_size(size):
     np.testing.assert_allclose(moments[1].value, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "dtypes", [("float32", "bfloat16"), ("float64", "float32"), ("float16", "float16")], ids=str
+)
+def test_parameters_of_any_precisions_and_of_no_entries_have_a_direction(dtypes):
+    """Of adjoints (3, 4) w the norm is 5; directions keep the dtypes of their own parameters."""
+    first, second = map(jnp.dtype, dtypes)
+    params = {"a": jnp.zeros(1, first), "b": jnp.zeros(1, second), "none": jnp.zeros(0, second)}
+    batch = jnp.zeros((2, 2, 1), first), None
+    grid = lim.token_grid(2, first)
+    problem = (
+        lambda p, x, y: (3 * p["a"] + 4 * p["b"].astype(first))[0] * x.sum() / 2,
+        params,
+        batch,
+    )  # noqa: E731
+    found = lim.training.sensitivity_norm(*problem, grid, steps=3, key=jax.random.key(0))
+    rounding = 4 * float(jnp.finfo(second).eps)
+    np.testing.assert_allclose(found.values[1:], 5, rtol=rounding)
+    for name, leaf in params.items():
+        assert found.direction[name].dtype == leaf.dtype
+    along = {"a": jnp.full(1, 3, first), "b": jnp.full(1, 4, second), "none": params["none"]}
+    moments = lim.training.fourth_moments(*problem, grid, along)
+    np.testing.assert_allclose(moments.sensitivity.value, 5.0**4, rtol=4 * rounding)
+
+
+def test_fourth_powers_of_adjoints_in_half_precision_are_not_infinite():
+    """An adjoint of 100 has the fourth power 1e8, beyond the 65,504 of float16."""
+    loss = lambda weight, x, y: 50 * weight * x.sum()  # noqa: E731
+    batch = jnp.full((2, 2, 1), 300, jnp.float16), None
+    one = jnp.ones((), jnp.float16)
+    problem = loss, one, batch, lim.token_grid(2, jnp.float16), one
+    moments = lim.training.fourth_moments(*problem)
+    np.testing.assert_allclose([each.value for each in moments], 1e8, rtol=1e-3)
+    # Both squares are 1e4, the input's is 9e4.
+    growth = lim.training.adjoint_growth(*problem)
+    np.testing.assert_allclose(growth, 2e4 / (1 + 9e4), rtol=1e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("exponent", [2, 4])
 def test_the_sensitivity_norm_is_that_of_the_dense_jacobian(exponent):

@@ -521,3 +521,25 @@ def test_injected_traces_average_over_training_steps():
     weights = np.asarray(GRID.weights)
     spread = weights @ (averaged - weights @ averaged / weights.sum()) ** 2
     np.testing.assert_allclose(value, loss + spread, rtol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 300.0])
+def test_penalties_of_half_precision_square_in_single_precision(size, dtype):
+    """Adjoints w at each position: in float16 1e-6 has four bits, and 9e4 is infinite."""
+    w = jnp.asarray(size * np.linspace(1, 2, 8), dtype)
+    batch = jnp.ones((2, 8, 1), dtype), None
+    problem = lambda w, x, y: (w * x[:, 0]).sum() / 8, w, batch, lim.token_grid(8, dtype)  # noqa: E731
+    energy = np.asarray(w, float) ** 2
+    density = energy / energy.mean()
+    expected = 0.5 * ((density - 1) ** 2).mean()
+    # dm_i/dI_j = (d_ij - m_i/8)/Z, and dI_j/dw_j = 2 w_j.
+    slopes = (density - 1) / 8 @ (np.eye(8) - np.outer(density, np.ones(8)) / 8)
+    slope = slopes * 2 * np.asarray(w, float) / energy.mean()
+    with jax.numpy_dtype_promotion("standard"):
+        values, gradients, energies = risk_and_penalty(*problem, EXACT)
+        penalty = influence_penalty(*problem, EXACT)
+    np.testing.assert_allclose([values.penalty, penalty], expected, rtol=1e-5)
+    np.testing.assert_allclose(energies, energy, rtol=1e-5)
+    rounding = 4 * float(jnp.finfo(dtype).eps) * np.abs(slope).max()
+    np.testing.assert_allclose(np.asarray(gradients.penalty, float), slope, rtol=0, atol=rounding)
