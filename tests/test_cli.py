@@ -21,6 +21,7 @@ import pytest
 import tyro
 from matplotlib.figure import Figure
 from reference.as_users import ROOT, run_python
+from reference.json_entries import require_entries
 
 from lim_jax import __main__, paper, plots
 from lim_jax._argument_error import MissingPackage, Refusal
@@ -37,6 +38,7 @@ from lim_jax.limits.layers import LAYER_ROWS
 from lim_jax.limits.refinement import Study
 from lim_jax.limits.rows import Curve, Row
 from lim_jax.paper.printed_figures import Comparison
+from lim_jax.results.tables import KEYS
 
 SIZES = (10.0, 20.0, 40.0, 80.0)
 
@@ -79,10 +81,11 @@ def test_rates_prints_the_table_and_writes_files(monkeypatch, tmp_path, undrawn,
     }
     assert written == {"rates.json", "rates.csv", "run.json", *figures}
     table = list(csv.reader((folder / "rates.csv").read_text(encoding="utf-8").splitlines()))
-    assert table[0] == ["study", "refinement", "error", "bound"]
+    assert table[0] == list(KEYS["rates.csv"])
     assert len(table) == 9 and table[2][1:] == ["20.0", "0.15000000000000002", "0.5"]
     assert table[5][0] == FASTER.name and table[5][3] == ""
     document = json.loads((folder / "rates.json").read_text(encoding="utf-8"))
+    require_entries(document, "rates.json")
     assert document["rates"][0]["errors"] == list(GOOD.study.errors)
     assert document["rates"][0]["holds"] is True
     assert document["rates"][1]["order"]["value"] == pytest.approx(2)
@@ -254,7 +257,7 @@ def test_reproduce_writes_ours_beside_the_papers(monkeypatch, tmp_path, as_users
     assert main(["reproduce", "--out", str(tmp_path)]) == 0
     assert json.loads((tmp_path / "section4.json").read_text(encoding="utf-8")) == {"total": 2.0}
     table = list(csv.reader((tmp_path / "section4.csv").read_text(encoding="utf-8").splitlines()))
-    assert table[0] == ["name", "printed", "ours", "difference", "agrees"]
+    assert table[0] == list(KEYS["section4.csv"])
     assert table[1] == ["baseline, left", "3.2269", "3.22691", "1e-05", "True"]
     assert (tmp_path / "probe_errors.svg").exists() and (tmp_path / "convergence.png").exists()
     comparisons.append(Comparison("baseline, right", "2", 3.0, 1.0, False))
@@ -271,6 +274,9 @@ def test_the_counterexamples_print_and_write_their_numbers(monkeypatch, tmp_path
     assert main(["counterexamples", "--out", str(tmp_path / "new")]) == 0
     assert capsys.readouterr().out.startswith(printed)
     document = json.loads((tmp_path / "new" / "counterexamples.json").read_text(encoding="utf-8"))
+    for example in document:
+        each = [{"NAME": value} for value in example["numbers"].values()]
+        require_entries(example | {"numbers": each}, "counterexamples.json")
     numbers = {name: value for example in document for name, value in example["numbers"].items()}
     assert len(document) == 4 and numbers["influence energies"] == [4.0, 1.0]
     assert all(f'"{example["slogan"]}"' in printed for example in document)

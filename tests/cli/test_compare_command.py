@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from reference.json_entries import require_entries
 
 from lim_jax import results
 from lim_jax.attribution.answer_comparison import compare_answers
@@ -115,6 +116,11 @@ def test_two_densities_are_subtracted_in_pairs(compared):
     for name, of_one in (("first", ROWS[0]), ("second", ROWS[1])):
         density = of_one.mean(axis=0) / of_one.mean()
         np.testing.assert_allclose(column(compared.rows, name), density, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_every_entry_of_a_comparison_of_profiles_is_in_the_table_of_names(compared):
+    require_entries(compared.document, "compare.json of profiles", "compare, records.csv")
 
 
 @pytest.mark.slow
@@ -331,6 +337,7 @@ def test_two_answers_are_shown_with_the_scores_of_each_part(tmp_path, capsys):
     ]
     assert printed[:-1] == expected
     document = json.loads((out / "compare.json").read_text(encoding="utf-8"))
+    require_entries(document, "compare.json of answers", "compare, records.csv of answers")
     assert document["finding"].splitlines() == expected[1:7]
     assert document["second"] == {
         "name": "C",

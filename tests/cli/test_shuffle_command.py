@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from reference.json_entries import require_entries
 from reference.publishers import CONFIGS, spelt, write_with_letters
 from scipy import stats
 
@@ -162,6 +163,12 @@ def test_the_summary_has_the_gap_between_the_ends_and_the_middle(shuffled):
     np.testing.assert_allclose(document["by_place"]["share"], by_place.mean(axis=0), rtol=1e-4)
     table_ = shuffled.shares.mean(axis=0)
     np.testing.assert_allclose(document["table"]["share"], table_, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_every_entry_of_the_summary_is_in_the_table_of_names(shuffled):
+    document = json.loads((shuffled.out / "shuffle.json").read_text(encoding="utf-8"))
+    require_entries(document, "shuffle.json")
 
 
 @pytest.mark.slow
