@@ -8,7 +8,7 @@ import jax
 import tyro
 from tqdm import tqdm
 
-from lim_jax._checks import as_int, as_path, require
+from lim_jax._checks import as_path, require
 from lim_jax.attribution.explanation_run import (
     ContextBatch,
     batch_contexts,
@@ -29,6 +29,7 @@ from lim_jax.cli.arguments import (
     Compute,
     Count,
     CountOrNone,
+    CountOrZero,
     Data,
     Download,
     ExplainedLoss,
@@ -36,6 +37,7 @@ from lim_jax.cli.arguments import (
     Model,
     Out,
     Overwrite,
+    Seed,
 )
 from lim_jax.cli.explain_output import report_explanation, write_explained_page
 from lim_jax.cli.networks import network_within, open_model
@@ -64,9 +66,9 @@ def explain(
     max_length: Count = 512,
     contexts: CountOrNone = None,
     delta: float = 0.2,
-    depth: int = 0,
+    depth: CountOrZero = 0,
     certificates: Judged = "deciding",
-    seed: int = 0,
+    seed: Seed = 0,
     html: bool = False,
     download: Download = False,
     memory: Memory = None,
@@ -114,7 +116,6 @@ def explain(
     }
     if finished_before(out, "explain", arguments, overwrite=overwrite):
         return 0
-    seed = as_int(seed, "seed", least=0, most=2**32 - 1)
     choice_key, explanation_key = jax.random.split(jax.random.key(seed))
     with run_folder(out, "explain", arguments, overwrite=overwrite) as folder, jax.enable_x64(True):
         _require_options(max_length, delta, html)
@@ -230,7 +231,13 @@ def _require_within(network: CausalLM, lines: int, contexts: int | None, depth: 
         cure="Give more data, or leave --contexts out.",
     )
     last = network.flow.depth - 1
-    as_int(depth, "depth", least=0, most=last, expected=f"a layer's depth, from 0 to {last}")
+    require(
+        depth <= last,
+        "depth",
+        got=f"{depth}",
+        expected=f"a number of layers, from 0 to {last}",
+        cure="Take one of these: 0 is the input, and k the states after k layers.",
+    )
 
 
 def announcement(

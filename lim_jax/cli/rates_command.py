@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from lim_jax import limits, plots
 from lim_jax._checks import as_path
-from lim_jax.cli.arguments import Out, Overwrite
+from lim_jax.cli.arguments import Counts, Out, Overwrite, Seed
 from lim_jax.limits.rows import Curve, Row, rates_table
 from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
 from lim_jax.results.tables import KEYS, write_json, write_table
@@ -23,8 +23,8 @@ COSTS = {"depth": "evaluations of the field", "position": "positions"}
 def rates(
     quick: bool = False,
     only: tuple[str, ...] = (),
-    sizes: tuple[int, ...] = (),
-    seed: int = 0,
+    sizes: Counts = (),
+    seed: Seed = 0,
     out: Out = Path("rates"),
     overwrite: Overwrite = False,
 ) -> int:
