@@ -116,9 +116,9 @@ def explain(
     }
     if finished_before(out, "explain", arguments, overwrite=overwrite):
         return 0
+    _require_options(max_length, delta, html)
     choice_key, explanation_key = jax.random.split(jax.random.key(seed))
     with run_folder(out, "explain", arguments, overwrite=overwrite) as folder, jax.enable_x64(True):
-        _require_options(max_length, delta, html)
         most = MOST if contexts is None else contexts
         unfinished = folder / UNFINISHED
         opened = open_model(model, download, compute)

@@ -109,16 +109,16 @@ def profile(
     }  # fmt: skip
     if finished_before(out, "profile", arguments, overwrite=overwrite):
         return 0
+    require(
+        shuffle != 1,
+        "shuffle",
+        got="1",
+        expected="0 for none, or at least 2",
+        cure="Take more: one order does not tell places from documents.",
+    )
+    boundary_regions(token_grid(CELLS), delta)
+    _require_options(loss, method, foil, html=html, shuffle=shuffle > 0, signed=signed)
     with run_folder(out, "profile", arguments, overwrite=overwrite) as folder:
-        require(
-            shuffle != 1,
-            "shuffle",
-            got="1",
-            expected="0 for none, or at least 2",
-            cure="Take more: one order does not tell places from documents.",
-        )
-        boundary_regions(token_grid(CELLS), delta)
-        _require_options(loss, method, foil, html=html, shuffle=shuffle > 0, signed=signed)
         opened = open_model(model, download, compute)
         lines = shuffled_lines(data, opened, loss, max_length, shuffle, foil) if shuffle else []
         shuffled = [context for line in lines for context in line.contexts]

@@ -244,8 +244,11 @@ def _require_same(out: Path, record: dict[str, Any]) -> None:
 def _told_to_a_reader(differing: Sequence[str]) -> list[str]:
     """Say of files that they have changed, in place of their sizes and digests.
 
-    Where an argument names other files now, that is enough.
+    Where an argument names other files now, that is enough, and so are two commands.
     """
+    commands = [entry for entry in differing if entry.startswith("command: ")]
+    if commands:
+        return commands
     arguments = {entry.partition(":")[0] for entry in differing}
     told = []
     for entry in differing:
