@@ -216,7 +216,7 @@ def test_records_are_compared_where_both_have_them(folders, monkeypatch, capsys)
     (record,) = json.loads((out / "compare.json").read_text(encoding="utf-8"))["records"]
     assert record == {"name": "key", **numbers}
     points = 100 * abs(numbers["difference"])
-    said = f"Of the records, “key” changed most: B gives it {points:.1f} ±"
+    said = f"Of the records, “key” changed most for its error: B gives it {points:.1f} ±"
     assert any(line.startswith(said) for line in capsys.readouterr().out.splitlines())
 
 
