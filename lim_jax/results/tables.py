@@ -202,7 +202,11 @@ KEYS: dict[str, dict[str, tuple[str, str]]] = {
         "support.given_without": (
             YES, "whether it gives the answer without the document too; null if unknown"
         ),
-        "given": ("log odds", "what all documents give together; null if the method lacks it"),
+        "given": (
+            "log odds for each token",
+            "what all documents give together; beside a foil of the whole answers; null if the "
+            "method lacks it",
+        ),
         "together": (TEXT, "null where no sets of documents were left out"),
         "together.without": (TEXT, "the documents that are left out"),
         "together.loss": ("log odds for each token", "what the answer loses without them"),
@@ -305,7 +309,7 @@ KEYS: dict[str, dict[str, tuple[str, str]]] = {
         "SIDE.question": (TEXT, "its question"),
         "SIDE.answer": (TEXT, "its answer"),
         "SIDE.foil": (TEXT, "what that is compared with; empty for none"),
-        "SIDE.given": ("log odds", "what all its documents give; null if the method lacks it"),
+        "SIDE.given": ("log odds for each token", "as in `answer.json`"),
     },
     "shuffle.json": {
         "finding": (TEXT, "what is due to the place and what to the document, in sentences"),
