@@ -42,7 +42,7 @@ from lim_jax.cli.arguments import (
 from lim_jax.cli.explain_output import report_explanation, write_explained_page
 from lim_jax.cli.networks import network_within, open_model
 from lim_jax.cli.run_in_words import describe_contexts, duration
-from lim_jax.density.common_grid import common_regions
+from lim_jax.density.common_grid import CELLS, common_regions
 from lim_jax.explanations import Explanation
 from lim_jax.explanations.certificates import Judged
 from lim_jax.grid.cells import token_grid
@@ -116,7 +116,7 @@ def explain(
     }
     if finished_before(out, "explain", arguments, overwrite=overwrite):
         return 0
-    _require_options(max_length, delta, html)
+    _require_options(delta, html)
     choice_key, explanation_key = jax.random.split(jax.random.key(seed))
     with run_folder(out, "explain", arguments, overwrite=overwrite) as folder, jax.enable_x64(True):
         most = MOST if contexts is None else contexts
@@ -214,9 +214,9 @@ def _write_explanation(
         )
 
 
-def _require_options(max_length: int, delta: float, html: bool) -> None:
+def _require_options(delta: float, html: bool) -> None:
     """Raise early unless the regions fit, and a page's packages exist."""
-    boundary_regions(token_grid(max_length), delta)
+    boundary_regions(token_grid(CELLS), delta)
     if html:
         require_page_packages()
 

@@ -628,6 +628,8 @@ def test_the_dear_numbers_are_foretold_by_their_operations():
     [
         (("nowhere", "--delta", "0.6"), "delta: got 0.6"),
         (("nowhere",), "model: got nowhere, which is not there"),
+        # So long that a grid of so many tokens fits into no memory.
+        (("nowhere", "--max-length", f"{10**15}"), "model: got nowhere, which is not there"),
         (("weights", "--max-length", "0"), "--max-length 0 is not accepted"),
         (("weights", "--contexts", "0"), "--contexts 0 is not accepted"),
         (("weights", "--depth", "4"), "depth: got 4, expected a number of layers, from 0"),
