@@ -445,7 +445,9 @@ def test_that_two_losses_were_asked_is_said(losses, is_said, folders, monkeypatc
 
 def test_folders_without_contexts_are_refused(folders):
     results.save({"a": 1}, folders / "other" / "contexts.npz")
+    (folders / "nothing").mkdir()
     for name, message in (
+        ("nowhere", "which is no folder"),
         ("nothing", "has no contexts.npz"),
         ("other", "which holds another result"),
     ):

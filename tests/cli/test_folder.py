@@ -86,6 +86,14 @@ def test_a_run_of_another_command_is_refused_by_the_two_names_alone(tmp_path):
             pass
 
 
+def test_a_run_of_other_files_of_the_library_is_refused_in_words(tmp_path, monkeypatch):
+    """Digests of its files say nothing to a user."""
+    run(tmp_path)
+    monkeypatch.setattr(runs, "_digest_of_files", lambda folder, names: "another digest")
+    with pytest.raises(ValueError, match=r"run \(lim_jax's own files have changed\), expected"):
+        run(tmp_path)
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_a_file_that_changed_makes_another_run(large, tmp_path, monkeypatch):
     """Of small files what is in them, though time and size are as before; of large ones the time.
