@@ -539,7 +539,7 @@ def test_a_foil_that_cuts_the_prompt_elsewhere_is_refused():
     assert context.window.tolist() == [0, 4, 2, 1] and context.spans[0].positions.tolist() == [1]
     with pytest.raises(ValueError, match="a prompt whose last token differs before the answer"):
         tokenize_context(prompt, "c", made, loss="contrast", foil=" d")
-    with pytest.raises(ValueError, match="foil: got the answer's own ids"):
+    with pytest.raises(ValueError, match="foil: got the answer itself"):
         tokenize_context(prompt, " d", made, loss="contrast", foil=" d")
 
 
