@@ -246,7 +246,8 @@ def test_lines_without_documents_have_no_orders(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "shuffle, message", [("1", "shuffle: got 1, expected 0"), ("-1", "shuffle: got -1")]
+    "shuffle, message",
+    [("1", "shuffle: got 1, expected 0"), ("-1", "--shuffle -1 is not accepted")],
 )
 def test_fewer_than_two_orders_are_refused(shuffle, message, folder, tmp_path):
     data = written(tmp_path / "data.jsonl")
