@@ -1,5 +1,6 @@
 """Arguments of a command that are wrong, told in one line before the command is run."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -14,13 +15,24 @@ from lim_jax._argument_error import Refusal
 
 # White space before an equals sign is in a text, such as "-who are you?", and in no option.
 FLAG = re.compile(r"--?[A-Za-z][^\s=]*(=.*)?", re.DOTALL)
-NUMBERS = {int: "a whole number", float: "a number"}
+NUMBERS = {int: "a whole number", float: "a finite number"}
 
 
-class Least(NamedTuple):
-    """A mark of an annotation: the least number that an argument takes."""
+class Bounds(NamedTuple):
+    """A mark of an annotation: the least number that an argument takes, and the largest."""
 
-    number: int
+    least: int
+    most: int | None = None
+
+    def __str__(self) -> str:
+        """Return the words after those of a number."""
+        if self.most is None:
+            return f"of at least {self.least}"
+        return f"from {self.least} to {self.most}"
+
+    def hold(self, number: int | float) -> bool:
+        """Tell whether a number is within the bounds."""
+        return self.least <= number and (self.most is None or number <= self.most)
 
 
 class Argument(NamedTuple):
@@ -31,7 +43,7 @@ class Argument(NamedTuple):
     kind: Any
     required: bool
     positional: bool
-    least: int | None = None  # the least number that it takes
+    bounds: Bounds | None = None  # of the numbers that it takes
 
     @property
     def name(self) -> str:
@@ -129,8 +141,8 @@ def _arguments(command: Callable[..., int]) -> list[Argument]:
         positional = tyro.conf.Positional in marks
         required = parameter.default is parameter.empty
         flag = f"--{name.replace('_', '-')}"
-        least = next((mark.number for mark in marks if isinstance(mark, Least)), None)
-        arguments.append(Argument(flag, metavar, plain[name], required, positional, least))
+        bounds = next((mark for mark in marks if isinstance(mark, Bounds)), None)
+        arguments.append(Argument(flag, metavar, plain[name], required, positional, bounds))
     return arguments
 
 
@@ -158,8 +170,8 @@ def _require_values(name: str, argument: Argument, values: Sequence[str]) -> Non
     kinds = _kinds(argument.kind)
     choices = [choice for kind in kinds for choice in _choices(kind)]
     number = next((NUMBERS[kind] for kind in kinds if kind in NUMBERS), None)
-    if number and argument.least is not None:
-        number += f" of at least {argument.least}"
+    if number and argument.bounds:
+        number += f" {argument.bounds}"
     expected = f"one of {', '.join(choices)}" if choices else number or "a value"
     if argument.kind is bool:
         return
@@ -170,7 +182,7 @@ def _require_values(name: str, argument: Argument, values: Sequence[str]) -> Non
     for value in values:
         if Path in kinds and not value:  # which would be the current folder
             raise _refusal(name, f"{argument.name} ''", "is empty", "pass a path")
-        if not any(_fits(kind, value, argument.least) for kind in kinds):
+        if not any(_fits(kind, value, argument.bounds) for kind in kinds):
             raise _refusal(
                 name, f"{argument.name} {value}", "is not accepted", f"pass {expected}", choices
             )
@@ -188,8 +200,8 @@ def _choices(kind: Any) -> list[str]:
     return list(get_args(kind)) if get_origin(kind) is Literal else []
 
 
-def _fits(kind: Any, value: str, least: int | None) -> bool:
-    """Tell whether a word of the command line is a value of this type, a number not too small."""
+def _fits(kind: Any, value: str, bounds: Bounds | None) -> bool:
+    """Tell whether a word of the command line is a value of this type, a number within bounds."""
     if kind is type(None):
         return value == "None"
     if get_origin(kind) is Literal:
@@ -200,7 +212,7 @@ def _fits(kind: Any, value: str, least: int | None) -> bool:
         number = kind(value)
     except ValueError:
         return False
-    return least is None or number >= least
+    return math.isfinite(number) and (bounds is None or bounds.hold(number))
 
 
 def _list_flags(flags: Sequence[str] | dict[str, Argument]) -> str:

@@ -7,7 +7,7 @@ import tyro
 
 from lim_jax._checks import AnyPath
 from lim_jax.attribution.methods.method_table import METHODS, MethodName
-from lim_jax.cli.argument_check import Least
+from lim_jax.cli.argument_check import Bounds
 from lim_jax.models.loss_kinds import LOSSES, LossName, OnePassLoss
 
 # On the command line either is a path.
@@ -21,8 +21,11 @@ AnswerText = Annotated[
     str | None,
     tyro.conf.arg(metavar="STR", constructor=str, help_behavior_hint="(default: none)"),
 ]
-Count = Annotated[int, Least(1)]
-CountOrNone = Annotated[int | None, Least(1)]
+Count = Annotated[int, Bounds(1)]
+Counts = Annotated[tuple[int, ...], Bounds(1)]
+CountOrNone = Annotated[int | None, Bounds(1)]
+CountOrZero = Annotated[int, Bounds(0)]
+Seed = Annotated[int, Bounds(0, 2**32 - 1)]
 Unnamed = Annotated[AnyPath | None, tyro.conf.arg(metavar="{None}|PATH")]
 MODEL_HELP = (
     "A folder of weights as published, a GGUF file, or a public name such as "

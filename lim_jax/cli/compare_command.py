@@ -1,12 +1,13 @@
 """Two results of `profile` or of `ask` beside each other, from a terminal."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import tyro
 
 from lim_jax import plots
-from lim_jax._checks import as_path, require_extra
+from lim_jax._checks import as_path, require, require_extra
 from lim_jax._terminal import in_one_line
 from lim_jax._text_tables import text_table
 from lim_jax.attribution.answer_comparison import AnswerRecord, compare_answers, read_answers
@@ -53,6 +54,14 @@ def compare(
     first = as_path(first, "first")
     second = as_path(second, "second")
     arguments = {"first": first, "second": second}
+    for name, path in arguments.items():
+        require(
+            os.path.isdir(path),  # of a text in place of a path, as a path itself says not
+            name,
+            got=f"{path}, which is no folder",
+            expected="the folder of a finished lim-jax profile, or of lim-jax ask",
+            cure="Check the path.",
+        )
     with run_folder(out, "compare", arguments, overwrite=overwrite) as folder:
         require_extra("jinja2", "report")
         names = _names(first, second)

@@ -8,7 +8,7 @@ import jax
 import tyro
 from tqdm import tqdm
 
-from lim_jax._checks import as_int, as_path, require
+from lim_jax._checks import as_path, require
 from lim_jax.attribution.explanation_run import (
     ContextBatch,
     batch_contexts,
@@ -29,6 +29,7 @@ from lim_jax.cli.arguments import (
     Compute,
     Count,
     CountOrNone,
+    CountOrZero,
     Data,
     Download,
     ExplainedLoss,
@@ -36,11 +37,12 @@ from lim_jax.cli.arguments import (
     Model,
     Out,
     Overwrite,
+    Seed,
 )
 from lim_jax.cli.explain_output import report_explanation, write_explained_page
 from lim_jax.cli.networks import network_within, open_model
 from lim_jax.cli.run_in_words import describe_contexts, duration
-from lim_jax.density.common_grid import common_regions
+from lim_jax.density.common_grid import CELLS, common_regions
 from lim_jax.explanations import Explanation
 from lim_jax.explanations.certificates import Judged
 from lim_jax.grid.cells import token_grid
@@ -64,9 +66,9 @@ def explain(
     max_length: Count = 512,
     contexts: CountOrNone = None,
     delta: float = 0.2,
-    depth: int = 0,
+    depth: CountOrZero = 0,
     certificates: Judged = "deciding",
-    seed: int = 0,
+    seed: Seed = 0,
     html: bool = False,
     download: Download = False,
     memory: Memory = None,
@@ -114,10 +116,9 @@ def explain(
     }
     if finished_before(out, "explain", arguments, overwrite=overwrite):
         return 0
-    seed = as_int(seed, "seed", least=0, most=2**32 - 1)
+    _require_options(delta, html)
     choice_key, explanation_key = jax.random.split(jax.random.key(seed))
     with run_folder(out, "explain", arguments, overwrite=overwrite) as folder, jax.enable_x64(True):
-        _require_options(max_length, delta, html)
         most = MOST if contexts is None else contexts
         unfinished = folder / UNFINISHED
         opened = open_model(model, download, compute)
@@ -213,9 +214,9 @@ def _write_explanation(
         )
 
 
-def _require_options(max_length: int, delta: float, html: bool) -> None:
+def _require_options(delta: float, html: bool) -> None:
     """Raise early unless the regions fit, and a page's packages exist."""
-    boundary_regions(token_grid(max_length), delta)
+    boundary_regions(token_grid(CELLS), delta)
     if html:
         require_page_packages()
 
@@ -230,7 +231,13 @@ def _require_within(network: CausalLM, lines: int, contexts: int | None, depth: 
         cure="Give more data, or leave --contexts out.",
     )
     last = network.flow.depth - 1
-    as_int(depth, "depth", least=0, most=last, expected=f"a layer's depth, from 0 to {last}")
+    require(
+        depth <= last,
+        "depth",
+        got=f"{depth}",
+        expected=f"a number of layers, from 0 to {last}",
+        cure="Take one of these: 0 is the input, and k the states after k layers.",
+    )
 
 
 def announcement(

@@ -8,7 +8,7 @@ import tyro
 from tqdm import tqdm
 
 from lim_jax import checkpoints, models, plots, report
-from lim_jax._checks import as_int, as_path, require
+from lim_jax._checks import as_path, require
 from lim_jax.attribution.files import write_measured, write_scores
 from lim_jax.attribution.mean_scores import cost_of_contexts, score_contexts, scores_finding
 from lim_jax.attribution.method import Cost, Run
@@ -20,6 +20,7 @@ from lim_jax.cli.answers import answer_contexts, own_answer_lines
 from lim_jax.cli.arguments import (
     Compute,
     Count,
+    CountOrZero,
     Data,
     Download,
     Loss,
@@ -62,7 +63,7 @@ def profile(
     method: PartsMethod = None,
     delta: float = 0.2,
     max_length: Count = 512,
-    shuffle: int = 0,
+    shuffle: CountOrZero = 0,
     signed: bool = False,
     answer_tokens: Count = 32,
     foil: str = "",
@@ -108,17 +109,16 @@ def profile(
     }  # fmt: skip
     if finished_before(out, "profile", arguments, overwrite=overwrite):
         return 0
+    require(
+        shuffle != 1,
+        "shuffle",
+        got="1",
+        expected="0 for none, or at least 2",
+        cure="Take more: one order does not tell places from documents.",
+    )
+    boundary_regions(token_grid(CELLS), delta)
+    _require_options(loss, method, foil, html=html, shuffle=shuffle > 0, signed=signed)
     with run_folder(out, "profile", arguments, overwrite=overwrite) as folder:
-        as_int(shuffle, "shuffle", least=0)
-        require(
-            shuffle != 1,
-            "shuffle",
-            got="1",
-            expected="0 for none, or at least 2",
-            cure="Take more: one order does not tell places from documents.",
-        )
-        boundary_regions(token_grid(CELLS), delta)
-        _require_options(loss, method, foil, html=html, shuffle=shuffle > 0, signed=signed)
         opened = open_model(model, download, compute)
         lines = shuffled_lines(data, opened, loss, max_length, shuffle, foil) if shuffle else []
         shuffled = [context for line in lines for context in line.contexts]

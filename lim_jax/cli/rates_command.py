@@ -12,10 +12,10 @@ from tqdm import tqdm
 
 from lim_jax import limits, plots
 from lim_jax._checks import as_path
-from lim_jax.cli.arguments import Out, Overwrite
+from lim_jax.cli.arguments import Counts, Out, Overwrite, Seed
 from lim_jax.limits.rows import Curve, Row, rates_table
 from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
-from lim_jax.results.tables import write_json, write_table
+from lim_jax.results.tables import KEYS, write_json, write_table
 
 COSTS = {"depth": "evaluations of the field", "position": "positions"}
 
@@ -23,8 +23,8 @@ COSTS = {"depth": "evaluations of the field", "position": "positions"}
 def rates(
     quick: bool = False,
     only: tuple[str, ...] = (),
-    sizes: tuple[int, ...] = (),
-    seed: int = 0,
+    sizes: Counts = (),
+    seed: Seed = 0,
     out: Out = Path("rates"),
     overwrite: Overwrite = False,
 ) -> int:
@@ -73,7 +73,7 @@ def _report_rates(rows: Sequence[Row], curves: Mapping[str, Sequence[Curve]], ou
         for row in rows
         for columns in zip_longest(row.study.refinements, row.study.errors, row.study.bounds or ())
     )
-    write_table(out / "rates.csv", ("study", "refinement", "error", "bound"), errors)
+    write_table(out / "rates.csv", tuple(KEYS["rates.csv"]), errors)
     for topic in dict.fromkeys(row.topic for row in rows):
         rows_of_topic = [row for row in rows if row.topic == topic]
         file = re.sub(r"[^\w-]+", "_", topic).strip("_")  # a topic may hold a formula

@@ -76,7 +76,7 @@ def contrast(prompt: Ids, answer: Ids, foil: Ids, dtype: str = "float32") -> Con
     require(
         not same,
         "foil",
-        got="the answer's own ids",
+        got="the answer itself",
         expected="another text than the answer",
         cure="Pass what the model might have said instead.",
     )

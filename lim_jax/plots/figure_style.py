@@ -1,6 +1,7 @@
 """What figures share: colours, dashes and markers, scales, errors, and the marks of regions."""
 
 import io
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -246,8 +247,10 @@ def shade_boundaries(axes: Axes, delta: float) -> None:
 
 
 def save_figure(figure: Any, folder: Path, name: str) -> None:
-    """Write a figure as ``name.png`` and ``name.svg``."""
+    """Write a figure as ``name.png`` and ``name.svg``; letters that its font lacks are boxes."""
     for kind in ("png", "svg"):
         file = folder / f"{name}.{kind}"
-        with saying_what_is_lacking(file):
+        with saying_what_is_lacking(file), warnings.catch_warnings():
+            # One for each letter; docs/commands.md says how to choose another font.
+            warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
             figure.savefig(file)

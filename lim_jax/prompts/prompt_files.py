@@ -44,6 +44,7 @@ KINDS = {
     ("documents", "question"): ("answer", "foil"),
     ("messages",): ("answer", "foil", "documents", "tools"),
 }
+DOCUMENT = '{"title": "...", "text": "..."}'
 TEXTS = ("text", "prompt", "question", "answer", "foil")
 CURE = "Write one JSON object on each line, or a list of them in a .json file; quote its texts."
 
@@ -160,10 +161,16 @@ def read_documents(path: AnyPath) -> tuple[Document, ...]:
         cure="Check the path.",
     )
     if path.suffix.lower() in (".json", ".jsonl"):
-        return _documents([entry for _, entry in _entries(path, "documents")], f"{path}")
-    title = _title(Path(path.name))
+        return _documents(_entries(path, "documents"))
     text = text_of_file(path, "documents", MOST_LETTERS)
-    return _documents([{"title": title, "text": text}], f"{path}")
+    require(
+        text.strip() != "",
+        "documents",
+        got=f"{path}, in which nothing stands",
+        expected="a text",
+        cure="Pass a file that has one.",
+    )
+    return named_documents([Document(_title(Path(path.name)), text)])
 
 
 def _documents_of_folder(folder: Path) -> tuple[Document, ...]:
@@ -181,9 +188,8 @@ def _documents_of_folder(folder: Path) -> tuple[Document, ...]:
     if empty:
         names = ", ".join(map(str, empty))
         warnings.warn(f"documents: {folder} has empty files, left out: {names}.", stacklevel=3)
-    return _documents(
-        [{"title": _title(file), "text": text} for file, text in texts.items() if text.strip()],
-        f"{folder}",
+    return named_documents(
+        [Document(_title(file), text) for file, text in texts.items() if text.strip()]
     )
 
 
@@ -328,7 +334,7 @@ def _line(entry: Any, where: str, foil: str) -> Line:
         expected="a text that is not empty",
         cure="Write the question.",
     )
-    documents = _documents(entry["documents"], where) if "documents" in entry else ()
+    documents = _documents_of_line(entry["documents"], where) if "documents" in entry else ()
     messages = entry.get("messages", ())
     tools = entry.get("tools", [])
     with _placing_errors(where):
@@ -363,13 +369,15 @@ def _require_form(entry: Any, where: str) -> None:
     """Raise ValueError unless an entry is of one kind, with names and texts of that kind alone."""
     keys = set(entry) if isinstance(entry, dict) else set()
     kinds = [kind for kind in KINDS if keys >= set(kind)]
+    begun = [kind for kind in KINDS if not kinds and keys & set(kind)]
+    lacking = [f'"{name}"' for kind in begun for name in kind if name not in keys]
     forms = (", ".join(f'"{name}": ...' for name in (*kind, *KINDS[kind][:1])) for kind in KINDS)
     require(
         len(kinds) == 1,
         where,
-        got=_shown(entry),
+        got=_shown(entry) + "".join(f", without {name}" for name in lacking),
         expected="one of " + " or ".join(f"{{{kind}}}" for kind in forms),
-        cure=CURE,
+        cure="Add that entry." if lacking else CURE,
     )
     (kind,) = kinds
     names = (*kind, *KINDS[kind], "id")
@@ -459,23 +467,37 @@ def spaced(answer: str) -> str:
     return f" {answer.strip()}"
 
 
-def _documents(entries: Any, where: str) -> tuple[Document, ...]:
-    """Return the documents of a file's entries; raise ValueError unless each has a text."""
-    expected = 'a list of {"title": "...", "text": "..."}, at least one; the title may be left out'
-    cure = 'Write a "text", and no entry but these two, both as texts.'
+def _documents_of_line(entries: Any, where: str) -> tuple[Document, ...]:
+    """Return the documents of a line; raise ValueError unless there are some, each with a text."""
     listed = entries if isinstance(entries, list) else []
-    require(bool(listed), where, got=f"documents = {_shown(entries)}", expected=expected, cure=cure)
-    for number, entry in enumerate(listed, 1):
+    require(
+        bool(listed),
+        where,
+        got=f"documents = {_shown(entries)}",
+        expected=f"a list of {DOCUMENT}, at least one",
+        cure="Write them as such a list.",
+    )
+    return _documents([(f"{where}, document {n}", entry) for n, entry in enumerate(listed, 1)])
+
+
+def _documents(entries: Sequence[tuple[str, Any]]) -> tuple[Document, ...]:
+    """Return the documents of entries, each with where it stands.
+
+    Raise ValueError unless each has a text.
+    """
+    for where, entry in entries:
         texts = isinstance(entry, dict) and all(isinstance(text, str) for text in entry.values())
-        place = f"{where}, document {number}"
+        lacking = ', without "text"' * (isinstance(entry, dict) and "text" not in entry)
         require(
             texts and {"text"} <= set(entry) <= {"title", "text"} and bool(entry["text"].strip()),
-            place,
-            got=_shown(entry),
-            expected=expected,
-            cure=cure,
+            where,
+            got=f"{_shown(entry)}{lacking}",
+            expected=f"{DOCUMENT}, of which the title may be left out",
+            cure='Write a "text", and no entry but these two, both as texts.',
         )
-    return named_documents([Document(entry.get("title", ""), entry["text"]) for entry in listed])
+    return named_documents(
+        [Document(entry.get("title", ""), entry["text"]) for _, entry in entries]
+    )
 
 
 def _spans(spans: Any, where: str) -> tuple[tuple[int, int, str], ...]:

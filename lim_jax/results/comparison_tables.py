@@ -67,11 +67,10 @@ def record_in_words(
         return value if math.isinf(error) else value / (error or math.inf)
 
     most = max(shares, key=in_errors)
-    change_in_words = points_in_words(
-        float(shares[most].change.value), float(shares[most].change.error)
-    )
-    words = "Of the records, “{4}” changed most: {1} gives it {2} than {0}{3}."
-    return words.format(*names, *change_in_words, most)
+    value, error = map(float, shares[most].change)
+    by_what = " for its error" if math.isfinite(error) else ""
+    words = "Of the records, “{4}” changed most{5}: {1} gives it {2} than {0}{3}."
+    return words.format(*names, *points_in_words(value, error), most, by_what)
 
 
 def cells(compared: ComparedContexts, names: tuple[str, str]) -> list[list[str]]:

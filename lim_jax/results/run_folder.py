@@ -244,13 +244,18 @@ def _require_same(out: Path, record: dict[str, Any]) -> None:
 def _told_to_a_reader(differing: Sequence[str]) -> list[str]:
     """Say of files that they have changed, in place of their sizes and digests.
 
-    Where an argument names other files now, that is enough.
+    Where an argument names other files now, that is enough, and so are two commands.
     """
+    commands = [entry for entry in differing if entry.startswith("command: ")]
+    if commands:
+        return commands
     arguments = {entry.partition(":")[0] for entry in differing}
     told = []
     for entry in differing:
         read = re.match(r"read\.(\w+)", entry)
-        if read is None:
+        if entry.startswith("versions.source: "):
+            told.append("lim_jax's own files have changed")
+        elif read is None:
             told.append(entry)
         elif f"arguments.{read[1]}" not in arguments:
             told.append(f"the files of {read[1]} have changed")

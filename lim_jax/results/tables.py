@@ -126,8 +126,9 @@ FILES: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-# Of the JSON files of `ask`, `profile` and `explain`: entries by where they stand in the file.
-# REGION is left, middle or right, CHANNEL residual, cone or local, and HOPS how many.
+# Of the JSON files: entries by where they stand in the file. REGION is left, middle or right,
+# CHANNEL residual, cone or local, and HOPS how many; SIDE is first or second, ROW baseline or an
+# algorithm, WHEN before or after, COUNT and NAME any.
 YES = "true or false"
 INFLUENCE: dict[str, tuple[str, str]] = {
     "length": ("positions", "on the grid to which all contexts are carried"),
@@ -159,6 +160,20 @@ INEQUALITY: dict[str, tuple[str, str]] = {
     "holds": (YES, "whether it is true"),
 }
 
+CURVE: dict[str, tuple[str, str]] = {
+    "name": (TEXT, "the method"),
+    "costs": (NUMBER, "its cost at each refinement: evaluations of the field, or positions"),
+    "errors": ("of the quantity", "its largest error at each"),
+}
+GATES: dict[str, tuple[str, str]] = {
+    "REGION": (DENSITY, "the density's average over the region"),
+    "gap": (DENSITY, "the lesser of left and right, less middle"),
+    "symmetric_contrast": ("-1 to 1", "the gap over the lesser of both plus middle"),
+    "lim": (NUMBER, "LIM: the gap over the lesser of left and right"),
+    "influence_imbalance": (NUMBER, "the integral of the density's squared distance from one"),
+    "Z": (ENERGY, "the influence's total over the length"),
+}
+
 
 def _inside(name: str, entries: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
     """Return the entries of what stands under a name."""
@@ -187,7 +202,11 @@ KEYS: dict[str, dict[str, tuple[str, str]]] = {
         "support.given_without": (
             YES, "whether it gives the answer without the document too; null if unknown"
         ),
-        "given": ("log odds", "what all documents give together; null if the method lacks it"),
+        "given": (
+            "log odds for each token",
+            "what all documents give together; beside a foil of the whole answers; null if the "
+            "method lacks it",
+        ),
         "together": (TEXT, "null where no sets of documents were left out"),
         "together.without": (TEXT, "the documents that are left out"),
         "together.loss": ("log odds for each token", "what the answer loses without them"),
@@ -255,6 +274,138 @@ KEYS: dict[str, dict[str, tuple[str, str]]] = {
         "cone_mass": (TEXT, "null without `--certificates all`"),
         "cone_mass.value": (DENSITY, "how strongly later positions attend to each position"),
         "cone_mass.error": (DENSITY, "its standard error"),
+    },
+    "compare.json of profiles": {
+        "finding": (TEXT, "what was found, in sentences"),
+        "SIDE": (TEXT, "the name of either folder"),
+        "pairs": ("contexts", "how many are in both"),
+        **_inside("influence.SIDE", INFLUENCE),
+        "influence.difference.total": (ENERGY, "the second's total less the first's"),
+        "influence.difference.total_error": (ENERGY, "its standard error"),
+        "influence.difference.indices.REGION": (DENSITY, "the same of the average over the region"),
+        "influence.difference.indices.gap": (DENSITY, "of the gap"),
+        "influence.difference.indices.lim": (NUMBER, "of LIM"),
+        "influence.difference.indices.symmetric_contrast": (
+            NUMBER, "of the symmetric contrast"
+        ),
+        "influence.difference.index_errors.REGION": (DENSITY, "the average's standard error"),
+        "influence.difference.index_errors.gap": (DENSITY, "the gap's"),
+        "influence.difference.index_errors.lim": (NUMBER, "LIM's"),
+        "influence.difference.index_errors.symmetric_contrast": (
+            NUMBER, "the symmetric contrast's"
+        ),
+        "influence.difference.density": (DENSITY, "of the density at each position"),
+        "influence.difference.density_error": (DENSITY, "its standard error"),
+        "influence_without_queries": (
+            TEXT,
+            "the same entries, of the tokens before each first query alone; absent where a profile "
+            "has none",
+        ),
+    },
+    "compare.json of answers": {
+        "finding": (TEXT, "what was found, in sentences"),
+        "method": (TEXT, "the method of both"),
+        "SIDE.name": (TEXT, "the name of either folder"),
+        "SIDE.question": (TEXT, "its question"),
+        "SIDE.answer": (TEXT, "its answer"),
+        "SIDE.foil": (TEXT, "what that is compared with; empty for none"),
+        "SIDE.given": ("log odds for each token", "as in `answer.json`"),
+    },
+    "shuffle.json": {
+        "finding": (TEXT, "what is due to the place and what to the document, in sentences"),
+        "contexts": ("contexts", "how many lines are averaged"),
+        "orders": (NUMBER, "in how many orders each line was read"),
+        "documents": (TEXT, "their names, in the order of `by_document` and of `table`"),
+        "same_documents": (YES, "whether a name stands for one text in all lines"),
+        "by_place.share": (SHARE, "of each place, whichever document stands there"),
+        "by_place.error": (SHARE, "its standard error"),
+        "by_document.share": (SHARE, "of each document, wherever it stands"),
+        "by_document.error": (SHARE, "its standard error"),
+        "gap": (TEXT, "null for two places, which have none between them"),
+        "gap.share": (SHARE, "of the first and last places, on average, less of those between"),
+        "gap.error": (SHARE, "its standard error"),
+        "table.share": (SHARE, "rows are documents, columns places"),
+        "table.error": (SHARE, "its standard error"),
+    },
+    "rates.json": {
+        "rates.name": (TEXT, "the limit, by its topic and the case"),
+        "rates.expected": (NUMBER, "the order that this case should show; null for none"),
+        "rates.reason": (TEXT, "why that is not the usual one; else empty"),
+        "rates.reliability_warning": (TEXT, "why the reference is unreliable; else empty"),
+        "rates.agrees": (
+            YES, "whether the order is the expected one to 0.15, and no bound is broken"
+        ),
+        "rates.order.value": (NUMBER, "the order that is fitted to the errors"),
+        "rates.order.half_width": (NUMBER, "two standard errors of it"),
+        "rates.order.constant": (
+            "of the quantity", "the errors are fitted by this over the refinement to the order"
+        ),
+        "rates.holds": (YES, "whether the bound holds; null where that is not said"),
+        "rates.verdict": (
+            TEXT,
+            "of the bound: `holds`, `BROKEN`, `unresolved` by the reference, `measured` where its "
+            "constant is a sample, or `no bound`",
+        ),
+        "rates.source": (TEXT, "the limit's label in the paper"),
+        "rates.claimed": (NUMBER, "the paper's order; null where it states none"),
+        "rates.refinements": (NUMBER, "of tokens or layers, else what `rates.xlabel` says"),
+        "rates.errors": (
+            "of the quantity", "from the reference at each, else what `rates.ylabel` says"
+        ),
+        "rates.bounds": ("of the quantity", "the paper's bound on each; null for none"),
+        "rates.reference_error": (
+            "of the quantity", "how far the reference is from itself at another resolution"
+        ),
+        "rates.sampled": (YES, "whether the bound's constant is the largest of samples"),
+        "rates.rounding": ("of the quantity", "how far rounding may have moved an error"),
+        "rates.xlabel": (TEXT, "what is refined, as the figure says"),
+        "rates.ylabel": (TEXT, "what the errors are of"),
+        **_inside("costs.depth", CURVE),
+        **_inside("costs.position", CURVE),
+    },
+    "rates.csv": {
+        "study": (TEXT, "the limit, as `rates.name` has it"),
+        "refinement": (NUMBER, "one of its `rates.refinements`"),
+        "error": ("of the quantity", "that of its `rates.errors`"),
+        "bound": ("of the quantity", "the paper's bound on it; empty for none"),
+    },
+    "section4.json": {
+        **_inside("table.ROW", GATES),
+        **_inside("minimiser.ROW", GATES),
+        "minimiser.ROW.objective": (NUMBER, "the least that the algorithm's objective can be"),
+        "observability.imbalance.WHEN": (
+            NUMBER, "the integral of the trace density's squared distance from one"
+        ),
+        "observability.trace_averages.WHEN.REGION": (
+            DENSITY, "the trace density's average over the region"
+        ),
+        "observability.penalty": (NUMBER, "the trace penalty before Algorithm 3"),
+        "condition_number.REGION.mean": (NUMBER, "of the Gramians' condition numbers"),
+        "condition_number.REGION.min": (NUMBER, "the smallest"),
+        "condition_number.REGION.max": (NUMBER, "the largest"),
+        "probe.COUNT.bias": (
+            "of the penalty", "of its estimate from so many probes, in a thousand samples"
+        ),
+        "probe.COUNT.std": ("of the penalty", "the samples' standard deviation"),
+        "probe.COUNT.bias_exact": ("of the penalty", "the bias without sampling"),
+        "probe.COUNT.std_exact": ("of the penalty", "the standard deviation without sampling"),
+        "change.algorithm1_imbalance": (NUMBER, "the imbalance after Algorithm 1 over that before"),
+        "change.algorithm2_imbalance_decrease": (
+            NUMBER, "one less the imbalance after Algorithm 2 over that before"
+        ),
+        "change.algorithm3_Z": (NUMBER, "Z after Algorithm 3 over that of the baseline"),
+    },
+    "section4.csv": {
+        "name": (TEXT, "the figure, by where it stands in `section4.json`"),
+        "printed": (TEXT, "as the paper prints it"),
+        "ours": ("as the file", "ours, unrounded; per cent as parts of one"),
+        "difference": ("as the file", "ours less the paper's"),
+        "agrees": (YES, "whether ours has every printed digit"),
+    },
+    "counterexamples.json": {
+        "slogan": (TEXT, "the claim"),
+        "because": (TEXT, "why it is false"),
+        "numbers.NAME": (NUMBER, "what shows that, by position or region, under its own name"),
     },
 }  # fmt: skip
 

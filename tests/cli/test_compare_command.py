@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from reference.json_entries import require_entries
 
 from lim_jax import results
 from lim_jax.attribution.answer_comparison import compare_answers
@@ -118,6 +119,11 @@ def test_two_densities_are_subtracted_in_pairs(compared):
 
 
 @pytest.mark.slow
+def test_every_entry_of_a_comparison_of_profiles_is_in_the_table_of_names(compared):
+    require_entries(compared.document, "compare.json of profiles", "compare, records.csv")
+
+
+@pytest.mark.slow
 def test_the_document_has_the_densities_of_the_table(compared):
     document = compared.document
     whole = document["influence"]
@@ -210,7 +216,7 @@ def test_records_are_compared_where_both_have_them(folders, monkeypatch, capsys)
     (record,) = json.loads((out / "compare.json").read_text(encoding="utf-8"))["records"]
     assert record == {"name": "key", **numbers}
     points = 100 * abs(numbers["difference"])
-    said = f"Of the records, “key” changed most: B gives it {points:.1f} ±"
+    said = f"Of the records, “key” changed most for its error: B gives it {points:.1f} ±"
     assert any(line.startswith(said) for line in capsys.readouterr().out.splitlines())
 
 
@@ -331,6 +337,7 @@ def test_two_answers_are_shown_with_the_scores_of_each_part(tmp_path, capsys):
     ]
     assert printed[:-1] == expected
     document = json.loads((out / "compare.json").read_text(encoding="utf-8"))
+    require_entries(document, "compare.json of answers", "compare, records.csv of answers")
     assert document["finding"].splitlines() == expected[1:7]
     assert document["second"] == {
         "name": "C",
@@ -438,7 +445,9 @@ def test_that_two_losses_were_asked_is_said(losses, is_said, folders, monkeypatc
 
 def test_folders_without_contexts_are_refused(folders):
     results.save({"a": 1}, folders / "other" / "contexts.npz")
+    (folders / "nothing").mkdir()
     for name, message in (
+        ("nowhere", "which is no folder"),
         ("nothing", "has no contexts.npz"),
         ("other", "which holds another result"),
     ):

@@ -628,11 +628,13 @@ def test_the_dear_numbers_are_foretold_by_their_operations():
     [
         (("nowhere", "--delta", "0.6"), "delta: got 0.6"),
         (("nowhere",), "model: got nowhere, which is not there"),
+        # So long that a grid of so many tokens fits into no memory.
+        (("nowhere", "--max-length", f"{10**15}"), "model: got nowhere, which is not there"),
         (("weights", "--max-length", "0"), "--max-length 0 is not accepted"),
         (("weights", "--contexts", "0"), "--contexts 0 is not accepted"),
-        (("weights", "--depth", "4"), "depth: got 4, expected a layer's depth"),
-        (("weights", "--seed", "-1"), "seed: got -1"),
-        (("weights", "--seed", f"{2**32}"), f"seed: got {2**32}"),
+        (("weights", "--depth", "4"), "depth: got 4, expected a number of layers, from 0"),
+        (("weights", "--seed", "-1"), "--seed -1 is not accepted"),
+        (("weights", "--seed", f"{2**32}"), f"--seed {2**32} is not accepted"),
     ],
 )
 def test_explain_refuses_before_it_measures(monkeypatch, folder, tmp_path, arguments, message):
@@ -654,7 +656,7 @@ def test_explain_takes_a_model_and_data(arguments):
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--depth", "2", "depth: got 2, expected a layer's depth, from 0 to 1"),
+        ("--depth", "2", "depth: got 2, expected a number of layers, from 0 to 1"),
         ("--contexts", "3", "contexts: got 3, expected at most 2, those of the data"),
     ],
 )

@@ -69,6 +69,31 @@ def test_the_same_run_is_taken_up_and_another_refused_by_what_differs(tmp_path):
     assert not (out / "unfinished").exists() and (out / "result.json").exists()
 
 
+@pytest.mark.parametrize("command", ["profile", "explain"])
+def test_a_wrong_argument_is_told_before_a_folder_of_something_else(command, tmp_path):
+    """Else a user chooses another folder first, only to read of the argument then."""
+    (tmp_path / "mine").touch()
+    arguments = "nowhere", "--data", "nothing", "--delta", "0.6"
+    with pytest.raises(ValueError, match="delta: got 0.6"):
+        main([command, *arguments, "--out", str(tmp_path)])
+
+
+def test_a_run_of_another_command_is_refused_by_the_two_names_alone(tmp_path):
+    """Its arguments are others too, all of them, which says nothing more."""
+    run(tmp_path)
+    with pytest.raises(ValueError, match=r"run \(command: rates there, ask here\), expected"):
+        with run_folder(tmp_path, "ask", {"question": "Who?"}):
+            pass
+
+
+def test_a_run_of_other_files_of_the_library_is_refused_in_words(tmp_path, monkeypatch):
+    """Digests of its files say nothing to a user."""
+    run(tmp_path)
+    monkeypatch.setattr(runs, "_digest_of_files", lambda folder, names: "another digest")
+    with pytest.raises(ValueError, match=r"run \(lim_jax's own files have changed\), expected"):
+        run(tmp_path)
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_a_file_that_changed_makes_another_run(large, tmp_path, monkeypatch):
     """Of small files what is in them, though time and size are as before; of large ones the time.

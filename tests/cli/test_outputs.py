@@ -110,7 +110,11 @@ def lines(path, documents):
 def test_every_name_is_in_the_table_with_its_unit():
     assert {name for names in FILES.values() for name in names} == set(COLUMNS)
     page = COMMANDS.read_text("utf-8")
-    for name, entries in {"name": COLUMNS, **{f"in `{file}`": KEYS[file] for file in KEYS}}.items():
+    tables = {"name": COLUMNS}
+    for file, entries in KEYS.items():
+        name, of, what = file.partition(" of ")
+        tables[f"in `{name}`{of}{what}"] = entries
+    for name, entries in tables.items():
         head = f"| {name} | unit | what it is |\n|---|---|---|\n"
         said = page.split(head)[1].split("\n\n")[0]
         rows = [f"| `{entry}` | {unit} | {meaning} |" for entry, (unit, meaning) in entries.items()]

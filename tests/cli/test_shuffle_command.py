@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from reference.json_entries import require_entries
 from reference.publishers import CONFIGS, spelt, write_with_letters
 from scipy import stats
 
@@ -165,6 +166,12 @@ def test_the_summary_has_the_gap_between_the_ends_and_the_middle(shuffled):
 
 
 @pytest.mark.slow
+def test_every_entry_of_the_summary_is_in_the_table_of_names(shuffled):
+    document = json.loads((shuffled.out / "shuffle.json").read_text(encoding="utf-8"))
+    require_entries(document, "shuffle.json")
+
+
+@pytest.mark.slow
 def test_the_finding_is_printed_with_what_its_errors_are_over(shuffled):
     document = json.loads((shuffled.out / "shuffle.json").read_text(encoding="utf-8"))
     assert document["finding"] in shuffled.printed
@@ -239,7 +246,8 @@ def test_lines_without_documents_have_no_orders(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "shuffle, message", [("1", "shuffle: got 1, expected 0"), ("-1", "shuffle: got -1")]
+    "shuffle, message",
+    [("1", "shuffle: got 1, expected 0"), ("-1", "--shuffle -1 is not accepted")],
 )
 def test_fewer_than_two_orders_are_refused(shuffle, message, folder, tmp_path):
     data = written(tmp_path / "data.jsonl")

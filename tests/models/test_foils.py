@@ -182,7 +182,7 @@ def test_ids_of_few_bits_follow_a_long_prompt():
 @pytest.mark.usefixtures("as_users_run")
 def test_what_contrasts_nothing_is_refused(model):
     prompt, answer, _ = map(jax.device_put, CASES[1])
-    with pytest.raises(ValueError, match="foil: got the answer's own ids, expected another text"):
+    with pytest.raises(ValueError, match="foil: got the answer itself, expected another text"):
         contrast(prompt, answer, answer)
     x = model.embed(prompt)
     with pytest.raises(ValueError, match="y: got Targets, expected an instance of Contrast"):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from reference.json_entries import require_entries
 
 from lim_jax import paper
 from lim_jax.cli.commands import main
@@ -55,6 +56,7 @@ def test_every_printed_digit_agrees(reproduced):
 
 def test_the_json_holds_what_it_promises(reproduced):
     _, _, numbers = reproduced
+    require_entries(numbers, "section4.json")
     assert set(numbers["table"]) == {"baseline", "algorithm1", "algorithm2", "algorithm3"}
     for row in numbers["table"].values():
         assert set(row) == set(paper.printed_figures.TABLE_COLUMNS)

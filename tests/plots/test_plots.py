@@ -38,6 +38,13 @@ def test_a_title_is_no_formula(tmp_path):
     assert (tmp_path / "figure.png").stat().st_size > 0
 
 
+def test_a_title_in_letters_that_the_font_lacks_is_saved_without_a_warning(tmp_path):
+    """Matplotlib warns of each letter, at every file, and not of what a user can do."""
+    figure, _ = new_figure("density", title="图书馆 المكتبة")
+    save_figure(figure, tmp_path, "figure")  # here a warning would be an error
+    assert (tmp_path / "figure.svg").stat().st_size > 0
+
+
 def test_the_profile_shows_density_errors_averages_and_indices():
     grid = lim.graded_grid(30)
     batch = random_states(0, 5, 30, 2), None

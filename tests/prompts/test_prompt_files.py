@@ -148,6 +148,12 @@ def test_a_line_ends_where_json_lines_do(tmp_path, letters):
         ("[1]", "line 2: got .*, expected one of {.text.: "),
         ('{"answer": "a"}', "line 2: .*expected one of {.text.: .*{.prompt.: .*{.documents.: "),
         ('{"text": "abc", "prompt": "a"}', "line 2: .*expected one of {.text.: "),
+        ('{"question": "a"}', 'line 2: got .*, without "documents", expected one of'),
+        ('{"documents": [{"text": "a"}]}', 'line 2: got .*, without "question", .*Add that entry'),
+        (
+            '{"documents": [{"text": "a"}, {"titel": "b"}], "question": "a"}',
+            'line 2, document 2: got .*, without "text", expected {"title": "...", "text": "..."}',
+        ),
         (
             '{"text": "abc", "span": []}',
             'line 2: got the entry "span", expected some of text, spans, id. ',
@@ -167,7 +173,7 @@ def test_a_line_ends_where_json_lines_do(tmp_path, letters):
         ('{"documents": [{"text": "a"}, {"text": " "}], "question": "a"}', "line 2, document 2: "),
         ('{"documents": [{"title": "a"}], "question": "a"}', "line 2, document 1: got .*title"),
         ('{"documents": [{"text": "a", "titel": "b"}], "question": "a"}', "1: got .*titel"),
-        ('{"documents": [{"text": 3}], "question": "a"}', "document 1: got .*expected a list of"),
+        ('{"documents": [{"text": 3}], "question": "a"}', "document 1: got .*expected {.title"),
         (
             '{"documents": [{"text": "a"}], "question": ""}',
             "line 2: got question = ''",
@@ -385,10 +391,12 @@ def test_documents_that_are_none_are_refused(tmp_path):
     (tmp_path / "a.txt").write_text(" ", encoding="utf-8")
     with pytest.raises(ValueError, match=nothing):
         read_documents(tmp_path)
-    with pytest.raises(ValueError, match="document 1: got .*expected a list of"):
+    with pytest.raises(ValueError, match="documents: got .*a.txt, in which nothing stands"):
         read_documents(tmp_path / "a.txt")
-    (tmp_path / "a.jsonl").write_text('{"txt": "a"}', encoding="utf-8")
-    with pytest.raises(ValueError, match="a.jsonl, document 1: got .*txt"):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"txt": "a"}', encoding="utf-8")
+    with pytest.raises(
+        ValueError, match='a.jsonl, line 3: got .*txt.*, without "text", expected {'
+    ):
         read_documents(tmp_path / "a.jsonl")
 
 
@@ -531,7 +539,7 @@ def test_a_foil_that_cuts_the_prompt_elsewhere_is_refused():
     assert context.window.tolist() == [0, 4, 2, 1] and context.spans[0].positions.tolist() == [1]
     with pytest.raises(ValueError, match="a prompt whose last token differs before the answer"):
         tokenize_context(prompt, "c", made, loss="contrast", foil=" d")
-    with pytest.raises(ValueError, match="foil: got the answer's own ids"):
+    with pytest.raises(ValueError, match="foil: got the answer itself"):
         tokenize_context(prompt, " d", made, loss="contrast", foil=" d")
 
 

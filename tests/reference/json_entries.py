@@ -5,7 +5,11 @@ from lim_jax.results.tables import FILES, KEYS
 REGIONS = dict.fromkeys(("left", "middle", "right"), "REGION")
 CHANNELS = dict.fromkeys(("residual", "cone", "local"), "CHANNEL")
 HOPS = dict.fromkeys(("0 hops", "1 hop", "2 hops", "3 or more hops"), "HOPS")
-WORDS = REGIONS | CHANNELS | HOPS
+SIDES = dict.fromkeys(("first", "second"), "SIDE")
+ROWS = dict.fromkeys(("baseline", "algorithm1", "algorithm2", "algorithm3"), "ROW")
+COUNTS = dict.fromkeys(("1", "2", "4", "8", "16", "32"), "COUNT")
+WHEN = dict.fromkeys(("before", "after"), "WHEN")
+WORDS = REGIONS | CHANNELS | HOPS | SIDES | ROWS | COUNTS | WHEN
 
 
 def entries(document):
@@ -24,7 +28,7 @@ def entries(document):
 TWINS = ("influence_without_queries.", "without_queries.", "certificates.measured.")
 
 
-def require_entries(document, file, columns, *, absent=()):
+def require_entries(document, file, columns="", *, absent=()):
     """The entries of a file are those of its table, but for those that begin with `absent`."""
     document = dict(document)
     for parts in ("parts", "records"):

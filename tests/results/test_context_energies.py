@@ -273,7 +273,12 @@ def test_the_record_that_changed_most_is_told_by_its_error():
 
     shares = {"a": share(0.5, 0.25), "b": share(-0.125, 0.01), "c": share(0.0, 0.0)}
     assert record_in_words(shares, ("A", "B")) == (
-        "Of the records, “b” changed most: B gives it 12.5 ± 1.0 points less than A."
+        "Of the records, “b” changed most for its error: B gives it 12.5 ± 1.0 points less than A."
+    )
+    alone = {name: share(value, np.inf) for name, value in (("a", 0.5), ("b", -0.125))}
+    assert record_in_words(alone, ("A", "B")) == (
+        "Of the records, “a” changed most: B gives it 50.0 points more than A, of one context "
+        "alone, which has no error."
     )
 
 
