@@ -56,7 +56,7 @@ def compare(
     arguments = {"first": first, "second": second}
     for name, path in arguments.items():
         require(
-            os.path.isdir(path),  # of a text in place of a path, as a path itself says not
+            os.path.isdir(path),  # False of a text too long for a path, where Path.is_dir raises
             name,
             got=f"{path}, which is no folder",
             expected="the folder of a finished lim-jax profile, or of lim-jax ask",

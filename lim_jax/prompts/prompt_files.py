@@ -487,7 +487,7 @@ def _documents(entries: Sequence[tuple[str, Any]]) -> tuple[Document, ...]:
     """
     for where, entry in entries:
         texts = isinstance(entry, dict) and all(isinstance(text, str) for text in entry.values())
-        lacking = ', without "text"' * (isinstance(entry, dict) and "text" not in entry)
+        lacking = ', without "text"' if isinstance(entry, dict) and "text" not in entry else ""
         require(
             texts and {"text"} <= set(entry) <= {"title", "text"} and bool(entry["text"].strip()),
             where,

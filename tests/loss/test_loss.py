@@ -311,7 +311,7 @@ def test_errors_of_losses_name_the_callers_own_arguments(as_users_run):
 def test_a_sure_answer_has_its_own_share_of_the_gradient(dtype, gap):
     """Less one its probability was rounded to zero, and so was the loss."""
     logits = np.array([[0.0, gap, 3.0], [gap, 1.0, 0.0]])
-    classes = np.array([1, 0])
+    classes = jnp.array([1, 0])
     grid = lim.token_grid(2)
     others = np.array([np.log1p(np.exp(3.0)), np.log1p(np.exp(1.0))])
     sure = np.exp(others - gap)
