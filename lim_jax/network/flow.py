@@ -72,8 +72,8 @@ class ResidualFlow(eqx.Module):
     remat
         What the backward pass computes again: "full" for all of a layer but attention's outputs,
         "save_matmuls" for all but the products of tokens with matrices, which are then saved in the
-        forward pass, in some three times the memory. On a CPU that made a gradient of wide layers
-        up to a sixth faster and others slower; what differentiates a gradient was slower too.
+        forward pass, in some three times the memory. On a CPU that made gradients of wide layers
+        up to 1.3 times as fast and others slower; what differentiates a gradient was slower too.
     compute
         The precision of products in layers, attention's and those of all derivatives too, in
         JAX's words: "bfloat16" rounds operands in float32 and sums in float32, as all else is
