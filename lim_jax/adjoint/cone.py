@@ -313,6 +313,7 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
 
 def _cone_weights(grid: Grid, normalisation: Normalisation) -> Float[Array, "length length"]:
     r"""Return the weights of :math:`\int_{p_j}^1`, or the literal ones of :math:`\hat K_{ij}`."""
+    grid = grid.in_single_precision
     weights = grid.weights
     prefix = grid.prefix_weights()
     if normalisation == "finite":
@@ -352,7 +353,7 @@ def _over_columns(
         weights = weights.astype(factors.kernel.dtype)
     else:
         require_callable(field, "attention", "field(x, context, grid)")
-        weights, prefix = promote((weights, grid.prefix_weights()))
+        prefix = grid.in_single_precision.prefix_weights()
         # The derivative has the Jacobian's blocks, which are K times the prefix weights.
         weights = jnp.where(prefix != 0, weights / jnp.where(prefix != 0, prefix, 1) ** 2, 0)
 

@@ -382,7 +382,7 @@ def kernel_factors(attention: CausalAttention, x: State, grid: Grid) -> KernelFa
     _require_attention(attention, x, grid)
     attention, x = promote((attention, x))
     rope = attention.rope(grid)
-    grid = attention.prefixes(grid)
+    grid = attention.prefixes(grid.in_single_precision)
     query = attention.queries(x, rope)
     key, value = (by_head(grouped, len(query)) for grouped in attention.sources(x, rope))
     kernel = attention.map_heads(partial(continued_kernel, grid=grid), query, key)

@@ -29,7 +29,7 @@ from lim_jax._checks import (
     require_floats,
 )
 from lim_jax._jit import cached_jit, filter_jit
-from lim_jax._precision import accumulator, promote
+from lim_jax._precision import promote
 from lim_jax.grid.measure import Grid, Scalar
 from lim_jax.grid.partition import (
     REGIONS,
@@ -230,7 +230,7 @@ class Influence(eqx.Module):
     ) -> "Influence":
         """Compute the mean and the scatters of energies over the examples that count."""
         energies = promote(energies)
-        regions = _in_single_precision(regions)
+        regions = regions.in_single_precision
         shares = counts.astype(energies.dtype)[:, None]
         count = shares.sum()
         mean = (shares * energies).sum(axis=0) / count
@@ -562,15 +562,6 @@ class Influence(eqx.Module):
         # Rounding may leave the scatter of a merged average slightly negative.
         error = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
         return jnp.where(freedom > 0, error, jnp.inf)
-
-
-def _in_single_precision(regions: Regions) -> Regions:
-    """Return regions of a grid in half precision with weights of single precision."""
-    grid = regions.grid
-    dtype = grid.weights.dtype
-    if accumulator(dtype) == dtype:
-        return regions
-    return replace(regions, grid=replace(grid, dtype=accumulator(dtype)))
 
 
 def _or_one(total: Scalar) -> Scalar:

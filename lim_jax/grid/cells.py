@@ -198,7 +198,7 @@ class CellGrid(Grid):
         )
         values = jnp.asarray(values)
         positions = checked_positions(positions)
-        nodes = self.nodes
+        nodes = self.in_single_precision.nodes  # of few bits some coincide
         left = jnp.clip(jnp.searchsorted(nodes, positions) - 1, 0, self.size - 2)
         share = (positions - nodes[left]) / (nodes[left + 1] - nodes[left])
         share = share.reshape(-1, *(1 for _ in values.shape[1:]))

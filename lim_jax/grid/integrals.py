@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lim_jax._checks import error_if_got, require, require_scalar
+from lim_jax._precision import promote
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 
 
@@ -23,7 +24,7 @@ def integral(values: Float[Array, " length *rest"], grid: Grid) -> Float[Array, 
     Returns
     -------
     Float[Array, "*rest"]
-        The integral over [0, 1], of the shape of one position's values.
+        The integral over [0, 1], of the shape of one position's values; in float32 at least.
 
     Raises
     ------
@@ -37,7 +38,7 @@ def integral(values: Float[Array, " length *rest"], grid: Grid) -> Float[Array, 
     0.3333
     """
     require_on_grid(values, grid)
-    return jnp.tensordot(grid.weights, values, axes=1)
+    return jnp.tensordot(grid.in_single_precision.weights, promote(values), axes=1)
 
 
 def less_their_mean(
@@ -45,7 +46,7 @@ def less_their_mean(
 ) -> Float[Array, " length *rest"]:
     """Subtract from values their mean over position, which is zero where all are equal."""
     # The weights of a graded grid sum to less than one.
-    return values - (integral(values, grid) / grid.weights.sum())[None]
+    return promote(values) - (integral(values, grid) / grid.in_single_precision.weights.sum())[None]
 
 
 def inner(
@@ -65,7 +66,7 @@ def inner(
     Returns
     -------
     Float[Array, ""]
-        The pairing.
+        The pairing, in float32 at least.
 
     Raises
     ------
@@ -87,7 +88,7 @@ def inner(
         expected=f"{left.shape}, that of left",
         cure="Pass two fields of the same features.",
     )
-    return jnp.sum(jnp.tensordot(grid.weights, left * right, axes=1))
+    return jnp.sum(integral(promote(left) * promote(right), grid))
 
 
 def require_profile(profile: Any, grid: Grid, name: str) -> None:

@@ -24,6 +24,7 @@ from lim_jax._checks import (
     require_floats,
     require_indices,
 )
+from lim_jax._precision import accumulator
 
 AnyGrid = TypeVar("AnyGrid", bound="Grid")
 Scalar = Float[Array, ""]
@@ -165,6 +166,13 @@ class Grid(eqx.Module):
         row_parts = self.parts if rows is None else self.parts[rows]
         same_part = (row_parts[:, None] == self.parts[None]) & (self.parts >= 0)[None]
         return jnp.where(same_part, 0, self.log_weights[None])
+
+    @property
+    def in_single_precision(self: AnyGrid) -> AnyGrid:
+        """The same positions, in float32 where they are in half precision: for sums over them."""
+        dtype = self.weights.dtype
+        # Weights of few bits are off by one factor on equal cells, which no sum averages out.
+        return self if accumulator(dtype) == dtype else replace(self, dtype=accumulator(dtype))
 
     @property
     def unmasked(self: AnyGrid) -> AnyGrid:

@@ -1,6 +1,7 @@
 """Regions and intervals: which part of each cell is in them, and averages over them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax._argument_error import Refusal
 from lim_jax._checks import ARRAYS, as_int, described, require, require_name
+from lim_jax._precision import promote
 from lim_jax.grid.measure import Grid, require_grid, require_on_grid
 
 Convention = Literal["overlap", "points"]
@@ -63,6 +65,12 @@ class Regions(eqx.Module):
     def kept_weights(self) -> Float[Array, " length"]:
         r"""The weights :math:`\Delta p_i` of the positions kept; zero where left out."""
         return self.grid._cast(self._without_left_out(self.grid._weights()))
+
+    @property
+    def in_single_precision(self) -> "Regions":
+        """The same regions, of a grid in float32 where theirs is in half precision."""
+        grid = self.grid.in_single_precision
+        return self if grid is self.grid else replace(self, grid=grid)
 
     def same_as(self, other: "Regions") -> bool:
         """Tell whether other regions divide the same positions alike, in any precision and mask."""
@@ -227,7 +235,8 @@ def regional_averages(
     Returns
     -------
     Float[Array, "3 *rest"]
-        The averages over left, middle and right, in this order and in the unit of `values`.
+        The averages over left, middle and right, in this order and in the unit of `values`; in
+        float32 at least.
 
     Raises
     ------
@@ -243,7 +252,7 @@ def regional_averages(
     """
     require_regions(regions)
     require_on_grid(values, regions.grid)
-    return _averages(values, regions.weights)
+    return _averages(promote(values), regions.in_single_precision.weights)
 
 
 @jax.jit

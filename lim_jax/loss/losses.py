@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
@@ -372,10 +371,13 @@ def logit_residual(logits: Logits, labels: Labels) -> Logits:
     if _class_numbers(labels):
         classes = _known_classes(labels, logits.shape[1], jnp.array(True), "labels")
         is_answer = _is_answer(logits, classes)
-        # Less one the answer's share would be rounded to zero where it is nearly one.
-        others = jnp.where(is_answer, 0, likely).sum(axis=1, keepdims=True)
-        return jnp.where(is_answer, -others, likely)
-    return labels.sum(axis=1, keepdims=True) * likely - labels
+        residual = likely
+    else:
+        is_answer = _is_answer(logits, logits.argmax(axis=1))
+        residual = labels.sum(axis=1, keepdims=True) * likely - labels
+    # Residuals sum to zero: by itself that of a sure answer, nearly 1 - 1, would be rounded to it.
+    others = jnp.where(is_answer, 0, residual).sum(axis=1, keepdims=True)
+    return jnp.where(is_answer, -others, residual)
 
 
 def _require_answers(targets: Labels, classes: int, name: str, logits_name: str = "logits") -> None:
@@ -399,7 +401,10 @@ def _require_answers(targets: Labels, classes: int, name: str, logits_name: str 
 def sliced_cross_entropy(
     slices: Slices, targets: Labels, query_weights: Float[Array, " length"]
 ) -> Scalar:
-    """Compute `autoregressive_cross_entropy` slice by slice, without all logits at once."""
+    """Compute `autoregressive_cross_entropy` slice by slice, without all logits at once.
+
+    Of soft labels the share of a sure answer in the gradient is rounded to an eps of its label.
+    """
     weights = checked_queries(query_weights)
     answers, others = _answers_and_others(slices, targets, weights)
     if _class_numbers(targets):
@@ -543,12 +548,23 @@ def _losses(
     _require_labels(logits, labels, name)
     if _class_numbers(labels):
         classes = _known_classes(labels, logits.shape[1], is_query, name)
-        answers, others, alone = _answers_and_rest(logits, classes)
-        # A log-sum-exp of all classes is rounded to the answer's logit where that is far above.
-        losses = jax.nn.softplus(others - answers)
-        return jnp.where(alone | jnp.isposinf(answers), answers - answers, losses)
-    # The safe form takes a masked class (logit -inf, label 0) as 0 rather than NaN.
-    return optax.losses.safe_softmax_cross_entropy(logits, labels)
+        return _losses_of_classes(*_answers_and_rest(logits, classes))
+    # All against the likeliest class: its loss, and how far the others are below it.
+    likeliest = logits.argmax(axis=1)
+    peaks, others, alone = _answers_and_rest(logits, likeliest)
+    masked = jnp.isneginf(logits) & (labels == 0)  # 0, where their product would be NaN
+    counted = ~(_is_answer(logits, likeliest) | masked)
+    below = jnp.where(counted, labels * (peaks[:, None] - logits), 0).sum(axis=1)
+    return labels.sum(axis=1) * _losses_of_classes(peaks, others, alone) + below
+
+
+def _losses_of_classes(
+    logits: Float[Array, " length"], others: Float[Array, " length"], alone: Bool[Array, " length"]
+) -> Float[Array, " length"]:
+    """Compute the losses of classes from their logits and the log-sum-exp of the others."""
+    # A log-sum-exp of all classes is rounded to a class's logit where that is far above.
+    losses = jax.nn.softplus(others - logits)
+    return jnp.where(alone | jnp.isposinf(logits), logits - logits, losses)
 
 
 def _answers_and_rest(

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from lim_jax._precision import promote
 from lim_jax._products import linear, matmul
 from lim_jax.network.recurrent import Chunk, RecurrentMixer, scores
 from lim_jax.network.slots import State
@@ -96,7 +97,9 @@ class KimiDelta(GatedDelta):
 
 def _unit_length(vectors: Array) -> Array:
     """Divide vectors by their length, regularised by a small constant."""
-    return vectors * jax.lax.rsqrt(jnp.sum(vectors**2, axis=-1, keepdims=True) + UNIT_ETA)
+    wide = promote(vectors)  # their squares are no numbers of float16, if they are large
+    unit = wide * jax.lax.rsqrt(jnp.sum(wide**2, axis=-1, keepdims=True) + UNIT_ETA)
+    return unit.astype(vectors.dtype)
 
 
 @jax.custom_jvp

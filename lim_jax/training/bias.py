@@ -92,10 +92,10 @@ def ratio_bias(
     energies = as_nonnegative(
         energies, "energies", "Pass squares of adjoints, such as Influence.example_energies."
     )
-    energies = error_if_not_finite(energies, "energies")
+    energies = promote(error_if_not_finite(energies, "energies"))
 
     count = len(energies)
-    totals = energies @ grid.weights + epsilon
+    totals = energies @ grid.in_single_precision.weights + epsilon
     others = jnp.where(jnp.eye(count, dtype=bool), 0, totals[None, :]).sum(axis=1)
     others = error_if(
         others,

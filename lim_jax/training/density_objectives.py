@@ -586,7 +586,7 @@ def _discrepancy(
 ) -> tuple[Scalar, Statistic]:
     """Return the discrepancy of the adjoints' density, and the statistic that it is made from."""
     penalty = options["penalty"]
-    weights = promote(grid.weights)
+    weights = grid.in_single_precision.weights
     energies = (adjoints**2).sum(axis=2)
     if penalty.pools is not None:
         energies, weights = pooled_energies(energies, penalty.pools)

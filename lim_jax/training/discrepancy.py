@@ -63,7 +63,7 @@ def influence_discrepancy(
     require_on_grid(density, grid, "density", "length")
     require_profile(target, grid, "target")
     density, _ = error_if_not_finite((density, jnp.asarray(target)), "density, target")
-    return squared_discrepancy(density, target, grid.weights)
+    return squared_discrepancy(density, target, grid.in_single_precision.weights)
 
 
 def squared_discrepancy(

@@ -273,7 +273,7 @@ class TrainingPath(NamedTuple):
 
         `eq:influence-normalization-away-from-zero` asks that it be positive.
         """
-        return self.energy @ self.grid.weights
+        return self.energy @ self.grid.in_single_precision.weights
 
     @property
     def density(self) -> Float[Array, "times length"]:
@@ -305,7 +305,7 @@ class TrainingPath(NamedTuple):
             If the regions are of another grid.
         """
         require_regions(regions, self.grid)
-        total = (self.energy @ regions.kept_weights)[None]
+        total = (self.energy @ regions.in_single_precision.kept_weights)[None]
         averages = regional_averages(self.energy.T, regions) / jnp.where(total == 0, 1, total)
         return jax.vmap(indices, in_axes=(1, None))(averages, epsilon)
 

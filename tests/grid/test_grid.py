@@ -15,6 +15,7 @@ from reference.networks import GRIDS
 import lim_jax as lim
 from lim_jax._jit import filter_jit
 from lim_jax.grid import cell_embedding
+from lim_jax.grid.integrals import inner, less_their_mean
 from lim_jax.grid.interpolation import carrying_shares
 from lim_jax.grid.panels import PanelGrid
 from lim_jax.grid.partition import interval_weights, require_regions
@@ -426,3 +427,36 @@ def test_unions_of_intervals_count_what_they_share_once(convention):
     else:
         expected = np.array([0, 0.8, 1, 1, 1, 1, 1, 1, 1, 0.6]) / 10
     np.testing.assert_allclose(weights, expected, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "graded"])
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_sums_over_a_grid_of_few_bits_have_weights_of_single_precision(dtype, kind, as_users_run):
+    """Weights of few bits are off by one factor in all cells: 1/100 by 1e-3 in bfloat16."""
+    grid = GRIDS[kind](100, dtype=dtype)
+    exact = GRIDS[kind](100)
+    weights = np.asarray(exact.weights)
+    values = np.random.default_rng(0).uniform(1, 2, 100).astype(np.float32)
+    regions = lim.boundary_regions(grid, 0.25)
+    in_regions = np.asarray(lim.boundary_regions(exact, 0.25).weights)
+    f = jnp.asarray(values)
+    results = {
+        "integral": (lim.integral(f, grid), weights @ values),
+        "pairing": (inner(f, f, grid), weights @ values**2),
+        "less its mean": (less_their_mean(f, grid), values - weights @ values / weights.sum()),
+        "averages": (
+            lim.grid.regional_averages(f, regions),
+            in_regions @ values / in_regions.sum(axis=1),
+        ),
+    }
+    for name, (result, expected) in results.items():
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5, err_msg=name)
+    assert lim.integral(f.astype(dtype), grid).dtype == jnp.float32
+
+
+def test_a_line_is_interpolated_between_nodes_that_few_bits_cannot_tell_apart(as_users_run):
+    """In bfloat16 four of 1,024 positions near 1 are one number: a line was read off by 3e-3."""
+    grid = lim.token_grid(1024, jnp.bfloat16)
+    values = jnp.arange(1, 1025, dtype=jnp.float32) / 1024
+    at = jnp.array([0.25, 0.5, 0.75, 0.996, 1.0], jnp.float32)
+    np.testing.assert_allclose(grid.interpolate(values, at), at, rtol=1e-6)

@@ -129,6 +129,16 @@ def test_a_slope_in_time_of_zero_has_the_derivative_zero():
     np.testing.assert_allclose(jax.jacrev(slopes)(2.0), [0, 2], rtol=1e-14)
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e25])
+def test_a_slope_in_time_keeps_its_digits_where_squares_vanish_or_overflow(size):
+    """The rate t^2 x has the slope 2 t |x|: in float32 it was 0 or infinite."""
+    flow = lim.ContinuousFlow(lambda time: lambda x, context, grid: time**2 * x)
+    x = jnp.array([[3.0, 4.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]], jnp.float32) * size
+    times = jnp.array([0.0, 0.5, 1.0], jnp.float32)
+    slopes = lim.limits.time_slopes(flow, x, lim.token_grid(4, jnp.float32), times)
+    np.testing.assert_allclose(slopes / size, [0, 2.5, 5], rtol=1e-6)
+
+
 def test_a_field_changes_within_a_piece_of_its_control_by_no_more_than_its_slope():
     """`eq:depth-time-consistency`, on pairs of times of one piece, by differences in NumPy."""
     # `prop:transformer-lipschitz`.

@@ -294,3 +294,17 @@ def test_what_is_no_row_of_tokens_is_refused():
         type(field).__check_init__(
             eqx.tree_at(lambda field: field.value, groups, jnp.zeros((3, 2, WIDTH)))
         )
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 300.0])
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_keys_and_queries_of_few_bits_have_length_one_at_any_size(dtype, size):
+    """Squares of 300 are infinite in float16, and keys and queries were zeros."""
+    rows = (size * random_states(0, 3, 64)).astype(dtype)
+    exact = np.asarray(rows, float)
+    unit = exact / np.sqrt(np.sum(exact**2, axis=1, keepdims=True) + 1e-6)
+    layer = gated_delta()
+    rounding = float(jnp.finfo(dtype).eps)
+    np.testing.assert_allclose(np.asarray(layer.transform_key(rows), float), unit, rtol=rounding)
+    query = np.asarray(layer.transform_query(rows), float)
+    np.testing.assert_allclose(query, unit / 8, rtol=rounding)

@@ -13,6 +13,7 @@ from reference.networks import VOCABULARY, random_labels, random_states
 from scipy.optimize import minimize
 
 import lim_jax as lim
+from lim_jax.training.dynamics import DensityDynamics, TrainingPath
 from lim_jax.training.loop import resumable
 
 LENGTH = 6
@@ -504,3 +505,20 @@ def test_loops_resume_between_checkpoints_and_refuse_others(tmp_path):
     with pytest.raises(ValueError, match="steps: got 0"):
         resumable(step, start, 0)
     assert list(tmp_path.iterdir()) == [checkpoint]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_rates_on_a_grid_of_few_bits_have_weights_of_single_precision(dtype, as_users_run):
+    """One tenth is off by 1e-3 in bfloat16, and totals, densities and their rates were."""
+    grid = lim.token_grid(10, dtype)
+    energy = np.arange(1, 11, dtype=np.float32)
+    rate = np.square(energy)
+    moved = DensityDynamics(grid, jnp.asarray(energy), jnp.asarray(rate))
+    np.testing.assert_allclose(moved.total, 5.5, rtol=1e-6)
+    np.testing.assert_allclose(moved.density, energy / 5.5, rtol=1e-6)
+    expected = (rate - energy / 5.5 * 38.5) / 5.5
+    np.testing.assert_allclose(moved.rate, expected, rtol=1e-5, atol=1e-5)
+    path = TrainingPath(grid, jnp.zeros(1), None, jnp.zeros(1), jnp.asarray(energy[None]))
+    np.testing.assert_allclose(path.total, [5.5], rtol=1e-6)
+    averages = path.indices(lim.boundary_regions(grid, "1/5"))
+    np.testing.assert_allclose(averages.left, [1.5 / 5.5], rtol=1e-6)

@@ -148,3 +148,12 @@ def test_one_example_alone_is_refused(estimate):
     }
     with pytest.raises(ValueError, match="energies: got one example, expected at least two"):
         calls[estimate]()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_the_bias_on_a_grid_of_few_bits_has_weights_of_single_precision(dtype, as_users_run):
+    """A third has a rounding of 1e-3 in bfloat16, which was one of the bias."""
+    rows = jnp.asarray(LAW[:, :3], jnp.float32)
+    expected = ratio_bias(rows, lim.token_grid(3, jnp.float32), epsilon=0.1)
+    found = ratio_bias(rows, lim.token_grid(3, dtype), epsilon=0.1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
