@@ -376,7 +376,7 @@ def question_line(
             [Document("", text) if isinstance(text, str) else text for text in documents]
         )
     foil = foil.strip()
-    line = Line("question", documents=read, answer=answer, foil=foil)
+    line = Line("prompt", documents=read, answer=answer, foil=foil)
     if chat and model.chat_template is not None:
         message = {"role": "user", "content": question}
         return line._replace(messages=(message,), template=model.chat_template)
