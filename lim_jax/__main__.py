@@ -1,6 +1,7 @@
 """``python -m lim_jax`` and the command ``lim-jax``."""
 
 import _thread
+import errno
 import gc
 import os
 import signal
@@ -30,6 +31,7 @@ except ModuleNotFoundError as error:
 # As shells have them.
 INTERRUPTED = 130
 CLOSED = 141
+FULL = 1
 MOMENT = 0.01  # seconds
 # Objects between two looks for garbage. JAX makes millions as it traces, of which nearly all stay:
 # Python's own looks, at every 700, take a tenth of a short command.
@@ -41,7 +43,8 @@ def main() -> int:
     """Run the command and return its exit status: 2, and one printed line, for an error of ours.
 
     Where nobody reads on what it prints, as in ``lim-jax rates | head``, it ends without a word,
-    and the status is 141, that of other tools which a closed pipe ends.
+    and the status is 141, that of other tools which a closed pipe ends. Where no space is left for
+    what it prints or writes, it says so in a line, and the status is 1.
     """
     gc.set_threshold(UNCOLLECTED)
     for stream in (sys.stdout, sys.stderr):  # an encoding may lack letters of names and answers
@@ -53,11 +56,22 @@ def main() -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # What is still to be printed goes nowhere: else Python would tell of it at the end.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(nowhere, stream.fileno())
+        _print_nowhere()
         return CLOSED
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        told = "no space is left on the device. Free some, and run it again: it goes on."
+        print(f"lim-jax: {told}", file=sys.stderr)
+        _print_nowhere()
+        return FULL
+
+
+def _print_nowhere() -> None:
+    """Drop what is still to be printed: else Python would tell of it as the process ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
 
 
 def _run_and_report() -> int:

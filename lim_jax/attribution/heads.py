@@ -85,7 +85,8 @@ def _by_head(
 
 
 def heads_table(heads: Sequence[HeadOfPart]) -> str:
-    """Lay out a table with a line for each head."""
+    """Lay out a table with a line for each head, below one that says what scores are."""
+    meaning = "What heads give to each part by mask-gradient, positive where it lowers the loss:"
     rows = [
         (
             f"“{head.name}”",
@@ -97,4 +98,4 @@ def heads_table(heads: Sequence[HeadOfPart]) -> str:
         )
         for head in heads
     ]
-    return text_table([HEAD, *rows])
+    return f"{meaning}\n{text_table([HEAD, *rows])}"

@@ -86,7 +86,7 @@ def score_contexts(
         expected=f"documents or spans, which `method={method}` scores",
         cure="Give the lines documents or spans, or leave `method` out for a profile by token.",
     )
-    score = method_named(method).scores
+    score = method_named(method, foil=loss_kind(loss).needs_foil).scores
     run = run._replace(padding=fitted_padding(context.length for context in contexts))
     prefix_of = shared_prefixes(network, contexts)
     texts_of = shared_texts(network, contexts)

@@ -188,6 +188,8 @@ class Method(NamedTuple):
         Whether a score has a sign; else it is a share.
     whole
         Of what it is a share, where it is one.
+    reads_foil
+        Whether it can say why the answer was given and not a foil.
     """
 
     words: str
@@ -198,6 +200,7 @@ class Method(NamedTuple):
     document_parts: DocumentParts = "sentences"
     signed: bool = True
     whole: str = "what the whole context gives"
+    reads_foil: bool = True
 
 
 def scores_by_token(

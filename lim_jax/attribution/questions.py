@@ -264,11 +264,8 @@ def read_question(model: LanguageModel, question: Question) -> ReadQuestion:
     """
     as_int(question.max_length, "max_length")
     as_int(question.answer_tokens, "answer_tokens")
-    default = PATH if question.passes is None else INFORMED
-    name = question.method or default
-    answer_parts = parts_of_answer(name, question.foil, question.parts)
-    method = method_named(name, question.passes)
-    document_parts = question.document_parts or method.document_parts
+    name, answer_parts = choose_method(question)
+    document_parts = question.document_parts or method_named(name).document_parts
     line = question_line(
         model,
         question.question,
@@ -318,9 +315,16 @@ def answer_question(model: LanguageModel, prompt: ReadQuestion, run: Run) -> Ans
     )
 
 
-def parts_of_answer(method: str, foil: str, parts: AnswerParts | None) -> AnswerParts:
-    """Return how to cut the answer; raise ValueError if the method cannot score such parts."""
-    known = method_named(method).answer_parts
+def choose_method(question: Question) -> tuple[str, AnswerParts]:
+    """Return the name of a question's method, and how to cut the answer.
+
+    Raises ValueError where the method does not take the budget, the foil or such parts.
+    """
+    default = PATH if question.passes is None else INFORMED
+    method = question.method or default
+    foil = question.foil
+    parts = question.parts
+    known = method_named(method, question.passes, foil=bool(foil)).answer_parts
     require(
         parts is None or parts in known,
         "parts",
@@ -336,7 +340,7 @@ def parts_of_answer(method: str, foil: str, parts: AnswerParts | None) -> Answer
         cure="Leave `parts` or `foil` out.",
     )
     uncut = bool(foil) or "sentence" not in known
-    return parts or ("answer" if uncut else "sentence")
+    return method, parts or ("answer" if uncut else "sentence")
 
 
 def segments_of_answer(context: Context, tokenizer: Any, parts: AnswerParts) -> list[Segment]:
@@ -372,7 +376,7 @@ def question_line(
             [Document("", text) if isinstance(text, str) else text for text in documents]
         )
     foil = foil.strip()
-    line = Line("question", documents=read, answer=answer, foil=foil)
+    line = Line("prompt", documents=read, answer=answer, foil=foil)
     if chat and model.chat_template is not None:
         message = {"role": "user", "content": question}
         return line._replace(messages=(message,), template=model.chat_template)

@@ -53,10 +53,11 @@ class SignedProfile(NamedTuple):
 
     def __str__(self) -> str:
         """Return the integrals over the regions, with their errors, in lines of text."""
+        meaning = "By how much the loss falls as attention reads more of each region:"
         rows = {"signed, sum over region": self.regional.value}
         if self.contexts > 1:
             rows["  error"] = self.regional.error
-        return "\n".join(regional_lines("", rows)[1:])
+        return "\n".join([meaning, *regional_lines("", rows)[1:]])
 
 
 def signed_profile(

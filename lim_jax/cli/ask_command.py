@@ -11,7 +11,13 @@ from lim_jax._checks import as_path, require_extra
 from lim_jax.attribution.answer import Answer
 from lim_jax.attribution.files import write_answer
 from lim_jax.attribution.method import Run
-from lim_jax.attribution.questions import Question, ReadQuestion, answer_question, read_question
+from lim_jax.attribution.questions import (
+    Question,
+    ReadQuestion,
+    answer_question,
+    choose_method,
+    read_question,
+)
 from lim_jax.attribution.segments import AnswerParts, DocumentParts
 from lim_jax.cli.answers import answer_notes
 from lim_jax.cli.arguments import (
@@ -105,9 +111,10 @@ def ask(
     arguments = {"model": model, **request._asdict(), "html": html, "compute": compute}
     if finished_before(out, "ask", arguments, overwrite=overwrite):
         return 0
+    choose_method(request)  # refuses options that do not go together, before the folder
+    if html:
+        require_extra("jinja2", "report")
     with run_folder(out, "ask", arguments, overwrite=overwrite) as folder:
-        if html:
-            require_extra("jinja2", "report")  # before a long computation
         opened = open_model(model, download, compute)
         prompt = read_question(opened, request)
         unfinished = folder / UNFINISHED

@@ -208,9 +208,8 @@ def _write_explanation(
     """Print what was found, and write its numbers, its figures and, with `html`, its page."""
     report_explanation(result, mass, heads, task.batch.contexts, task.title, folder)
     if html:
-        question = f"Why does {task.opened.name} use what it uses? ({task.loss})"
         write_explained_page(
-            result, task.network_and_loss, task.batch, task.opened, question, folder
+            result, task.network_and_loss, task.batch, task.opened, task.loss, folder
         )
 
 

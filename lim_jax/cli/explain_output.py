@@ -15,6 +15,7 @@ from lim_jax.attribution.time_budget import NetworkAndLoss
 from lim_jax.explanations import Explanation
 from lim_jax.explanations.influence_table import influence_table
 from lim_jax.models import LanguageModel
+from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.probes import Estimate
 from lim_jax.prompts.contexts import Context
 from lim_jax.report import sentences
@@ -119,7 +120,7 @@ def write_explained_page(
     network_and_loss: NetworkAndLoss,
     batch: ContextBatch,
     model: LanguageModel,
-    title: str,
+    loss: LossName,
     out: Path,
 ) -> None:
     """Write explanation.html, which shades every token of the first contexts."""
@@ -133,7 +134,8 @@ def write_explained_page(
         result.influence,
         accounts,
         [checkpoints.texts_of_ids(window, model.tokenizer) for window in rows],
-        title=title,
+        title=f"Why does {model.name} use what it uses?",
+        about={"model": model.name, "loss": loss_kind(loss).words},
         certificates=result.certificates,
         without_queries=result.without_queries,
         names=context_names(contexts),

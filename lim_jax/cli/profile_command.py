@@ -12,7 +12,7 @@ from lim_jax._checks import as_path, require
 from lim_jax.attribution.files import write_measured, write_scores
 from lim_jax.attribution.mean_scores import cost_of_contexts, score_contexts, scores_finding
 from lim_jax.attribution.method import Cost, Run
-from lim_jax.attribution.methods.method_table import MethodName
+from lim_jax.attribution.methods.method_table import MethodName, method_named
 from lim_jax.attribution.parts import context_names
 from lim_jax.attribution.profile_run import SHOWN, Measured, measure, require_fitting
 from lim_jax.attribution.signed_profile import SignedProfile, signed_profile
@@ -251,6 +251,8 @@ def _require_options(
             expected="one of the two",
             cure=NO_DENSITY,
         )
+    if method is not None:
+        method_named(method, foil=kind.needs_foil)  # refuses a foil of which it says nothing
     takes = " or ".join(f"--loss {name}" for name, kind in LOSSES.items() if kind.needs_foil)
     require(
         not foil or kind.needs_foil,

@@ -48,6 +48,7 @@ def rates(
     if finished_before(out, "rates", arguments, overwrite=overwrite):
         written = (as_path(out, "out") / "rates.json").read_text("utf-8")
         return 0 if all(row["agrees"] for row in json.loads(written)["rates"]) else 1
+    limits.paper_studies.require_choice(only, sizes)  # before the folder
     with run_folder(out, "rates", arguments, overwrite=overwrite) as folder:
         with jax.enable_x64(True):
             rows, curves = limits.paper_studies.measure(

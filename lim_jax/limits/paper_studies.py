@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -104,8 +104,8 @@ def measure(
         the seed is negative, or the checkpoint is that of another run.
     """
     as_int(seed, "seed", least=0)
+    require_choice(only, sizes)
     every = groups(quick, seed)
-    _require_choice(every, only, sizes)
     chosen = only or [name for name in every if not quick or name in QUICK]
     runs: dict[str, Callable[[], Iterable[Row | Curve]]] = {
         name: partial(every[name].rows, tuple(sizes) or every[name].sizes) for name in chosen
@@ -156,8 +156,9 @@ def groups(quick: bool = False, seed: int = 0) -> dict[str, Group]:
     }
 
 
-def _require_choice(every: Mapping[str, Group], only: Sequence[str], sizes: Sequence[int]) -> None:
+def require_choice(only: Sequence[str], sizes: Sequence[int]) -> None:
     """Raise ValueError at unknown names, and at refinements too few or unordered for a slope."""
+    every = groups()
     cure = "Pass some of these names, or leave it out for all studies."
     names = ", ".join(every)
     listed = isinstance(only, Sequence) and not isinstance(only, str)

@@ -219,7 +219,7 @@ def context_of_line(
         line.where,
         got=f"{context.length + 1} tokens{_tokens_of_documents(line, context)}",
         expected=f"from 2 to {max_length + 1}: a context of `max_length`, and the target after it",
-        cure=f"Raise `max_length`, or {shorter}.",
+        cure=f"Raise `max_length` to at least {context.length}, or {shorter}.",
     )
     return context._replace(id=line.id)
 

@@ -9,8 +9,10 @@ const [most, status] = ["most", "status"].map((id) => document.getElementById(id
 
 const rowsOf = (pick) => pick.dataset.rows.split(" ").map(Number);
 const sum = (values) => values.reduce((one, other) => one + other, 0);
-const signed = (value) =>
-  (value < 0 ? "−" : "+") + Number(Math.abs(value).toPrecision(2)).toString();
+const digits = (value) => Number(value.toPrecision(2)).toString();
+/* A score with its sign, or a share in per cent. */
+const written = (value) =>
+  data.signed ? (value < 0 ? "−" : "+") + digits(Math.abs(value)) : digits(100 * value) + " %";
 /* What an element says, in its own direction. */
 const said = (element) => {
   const letters = [...element.textContent.trim().replace(/\s+/g, " ")];
@@ -32,7 +34,7 @@ const errorOf = (chosen, columns) => {
   if (!errors) return "";
   const summed = chosen.flatMap((row) => columns.map((at) => errors[row][at]));
   const error = data.changes ? Math.abs(sum(summed)) : Math.hypot(...summed);
-  return ` ± ${Number(error.toPrecision(2))}`;
+  return ` ± ${digits(error)}`;
 };
 
 /* In five steps of each sign, the same on all pages: a step for each edge that a value reaches. */
@@ -54,7 +56,7 @@ function list(elements, values) {
   most.replaceChildren(...order.slice(0, MOST).map((at) => {
     const entry = document.createElement("li"), button = document.createElement("button");
     const score = document.createElement("b");
-    score.textContent = signed(values[at]);
+    score.textContent = written(values[at]);
     score.dataset.shade = values[at] < 0 ? -2 : 2;
     button.append(score, " ", ...said(elements[at]));
     button.addEventListener("click", () => {
@@ -80,7 +82,7 @@ function choose(pick) {
   for (const document of all(".document")) {
     const columns = all(".part", document).map((part) => parts.indexOf(part));
     const score = sum(columns.map((at) => values[at]));
-    document.querySelector(".gave").textContent = signed(score) + errorOf(chosen, columns);
+    document.querySelector(".gave").textContent = written(score) + errorOf(chosen, columns);
   }
   const of = pick === whole ? ["the whole answer"] : said(rows.find((row) => row === pick) ?? {
     textContent: chosen.map((row) => rows[row].textContent).join(""),
@@ -98,7 +100,7 @@ function feed(part) {
   shade(rows, values);
   shade(sentences, sentences.map(fed));
   for (const gave of all(".gave")) gave.textContent = "";
-  const total = signed(sum(data.parts.map((row) => row[at])));
+  const total = written(sum(data.parts.map((row) => row[at])));
   const rest = ` gave, ${total} in all; the parts of the answer it fed most:`;
   status.replaceChildren("What ", ...said(part), rest);
   list(rows, values);

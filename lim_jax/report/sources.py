@@ -21,6 +21,7 @@ from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.documents import title_size
 from lim_jax.report.html_page import Page
 from lim_jax.report.page import HERE, template
+from lim_jax.results.percentages import percent
 
 MANY = 5  # documents stand in their own order up to so many
 STEPS = 127
@@ -28,7 +29,6 @@ EDGES = (0.02, 0.06, 0.2, 0.6, 2)  # of a token's score, from which on it has on
 DIGITS = 4
 UNIT = "in log odds, on average over the answer's tokens"
 OVER_FOIL = "in log odds, of the answer over the foil"
-SHARE = "shares of what the whole context gives"
 
 
 class _Shown(NamedTuple):
@@ -77,7 +77,8 @@ def answer_page(answered: Answer, about: Mapping[str, str] | None = None) -> Pag
             answered.context,
             question=answered.question,
             how=method.how,
-            unit=unit if method.signed else SHARE,
+            unit=unit if method.signed else f"shares of {method.whole}",
+            signed=method.signed,
             findings=[answered.finding],
             groups=[] if answered.together is None else answered.together.groups,
             about=about,
@@ -92,11 +93,15 @@ def sources_page(
     question: str,
     how: str,
     unit: str = UNIT,
+    signed: bool = True,
     findings: Sequence[str] = (),
     groups: Sequence[DocumentGroup] = (),
     about: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the HTML of a page of scores: by token and sentence, where tokens have scores."""
+    """Return the HTML of a page of scores: by token and sentence, where tokens have scores.
+
+    Scores that are not `signed` are shares, which the page writes in per cent.
+    """
     require_extra("jinja2", "report")
     scores = _shown_scores(scores, context)
     documents = _documents(scores.parts, scores.by_part)
@@ -114,6 +119,8 @@ def sources_page(
         facts=about or {},
         how=how,
         unit=unit,
+        signed=signed,
+        percents=[percent(edge) for edge in EDGES if edge < 1],
         documents=documents,
         groups=groups,
         rest=rest,
@@ -122,6 +129,7 @@ def sources_page(
             "parts": _round(scores.by_part[:, order]),
             **_errors(scores, order),
             "edges": EDGES,
+            "signed": signed,
         },
         style="".join((HERE / name).read_text("utf-8") for name in ("page.css", "sources.css")),
         script=(HERE / "sources.js").read_text("utf-8"),

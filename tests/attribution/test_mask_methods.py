@@ -270,7 +270,7 @@ def test_heads_of_each_part_stand_by_size_and_those_in_no_part_are_left_out(head
         sizes = [abs(head.score) for head in heads if head.name == name]
         assert sizes == sorted(sizes, reverse=True)
     assert {head.score < 0 for head in heads} == {True, False}
-    first = heads_table(heads).splitlines()[1]
+    first = heads_table(heads).splitlines()[2]
     assert first.split()[:4] == ["“document", "1”", f"{heads[0].layer}", f"{heads[0].head}"]
     assert first.split()[-2:] == ["-", "1"], "one context has no error"
 

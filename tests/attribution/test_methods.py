@@ -126,11 +126,12 @@ def test_shares_of_a_rollout_sum_to_one_where_sinks_take_attention(model):
 
 
 def test_a_rollout_refuses_a_foil_of_which_it_says_nothing(model):
+    """As any method that says the same of every answer, before anything is computed."""
     context = tokenize_context(
         RenderedPrompt("a=1 a=", ((0, 3, "a"),)), "1", loss="contrast", foil="2"
     )
-    with pytest.raises(ValueError, match="foil: got one, expected none"):
-        scored(model, context, "rollout", contrast_loss)
+    with pytest.raises(ValueError, match="method: got 'rollout' with a foil, expected one"):
+        mean_scores.score_contexts(model, [context], "contrast", "rollout", Run())
 
 
 @pytest.mark.parametrize("method", ["influence", "gradient-times-input", "rollout"])

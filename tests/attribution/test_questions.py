@@ -326,7 +326,7 @@ def test_the_path_is_taken_where_it_is_cheap_and_one_gradient_else(network, monk
     assert longer.cost(LanguageModel(network)).total == 3 + 2 * 40 + 2
     monkeypatch.setattr(questions, "AFFORDABLE", 0)
     assert read_with(network, method="mask-path").method_name == "mask-path"
-    assert read_with(network, method="rollout").method_name == "rollout"
+    assert read_with(network, method="rollout", foil="").method_name == "rollout"
     assert read_with(network, passes=8).method_name == "informed"
 
 

@@ -344,8 +344,9 @@ def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path,
     cases = {
         "question: got ' '": [" ", "--documents", str(documents)],
         "documents: got .*nowhere, which is no": ["bc", "--documents", str(tmp_path / "nowhere")],
-        "question: got 48 tokens, of which 2 documents have 23 and “first” has the most, 12, ": [
-            "bc", "--documents", str(documents), "--max-length", "10",
+        "prompt: got 48 tokens, of which 2 documents have 23 and “first” has the most, 12, .* "
+        "Raise `max_length` to at least 47, or give fewer or shorter documents": [
+            "bc", "--documents", str(documents), "--max-length", "46",
         ],
         "parts: got 'token' with the method 'influence'": [
             "bc", "--documents", str(documents), "--parts", "token", "--method", "influence",
@@ -510,9 +511,9 @@ def test_what_python_asks_is_refused_in_pythons_words(folder):
     model = models.LanguageModel.open(folder)
     many = ["abcd"] * 7 + ["abcdefgh"] + ["abcd"] * 22
     message = (
-        r"question: got \d+ tokens, of which 30 documents have \d+ and “document 8” has the most, "
-        r"\d+, expected from 2 to 51: a context of `max_length`, .* Raise `max_length`, or give "
-        r"fewer or shorter documents\.$"
+        r"prompt: got \d+ tokens, of which 30 documents have \d+ and “document 8” has the most, "
+        r"\d+, expected from 2 to 51: a context of `max_length`, .* Raise `max_length` to at least "
+        r"\d+, or give fewer or shorter documents\.$"
     )
     for answer in (None, "a"):
         with pytest.raises(ValueError, match=message):

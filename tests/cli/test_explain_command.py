@@ -117,10 +117,10 @@ def explained(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_page_is_given_what_was_explained_and_read(explained):
-    result, asked, read, model, question, written_to = explained.page
+    result, asked, read, model, loss, written_to = explained.page
     assert isinstance(result, explanations.Explanation) and read.windows.shape == (3, 13)
     assert asked.weights.shape == (3, 12)
-    assert question == "Why does weights use what it uses? (last-token)"
+    assert loss == "last-token"
     assert (model.name, written_to) == (explained.folder.name, explained.out)
     assert [context.window.tolist() for context in read.contexts] == read.windows.tolist()
 
@@ -273,7 +273,8 @@ def test_what_is_explained_is_the_answer_with_its_named_parts(monkeypatch, folde
     if loss == "margin":
         require_heads(models.load(folder, "float64"), contexts, by_head)
         told = heads.heads_table(by_head).splitlines()
-        assert told[1].split()[:3] == ["“a”", str(by_head[0].layer), str(by_head[0].head)]
+        assert told[0].endswith("by mask-gradient, positive where it lowers the loss:")
+        assert told[2].split()[:3] == ["“a”", str(by_head[0].layer), str(by_head[0].head)]
 
 
 def require_heads(model, contexts, found):
@@ -329,13 +330,14 @@ def test_a_page_shows_the_first_contexts_token_by_token(monkeypatch, tmp_path):
     explanation = explanations.Explanation(
         **parts | {"depth": 2, "influence": influence, "token_energies": [np.ones(3)] * 7}
     )
-    explain_output.write_explained_page(explanation, asked, read, model, "Why?", tmp_path)
+    explain_output.write_explained_page(explanation, asked, read, model, "last-token", tmp_path)
     ((shown, accounts, texts, options),) = written
     page = (tmp_path / "explanation.html").read_text(encoding="utf-8")
     assert page == "<p>the page</p>" and shown is influence
     assert options.pop("names") == [f"context {number}" for number in range(5)]
     assert options == {
-        "title": "Why?",
+        "title": f"Why does {model.name} use what it uses?",
+        "about": {"model": model.name, "loss": "the last token, by cross-entropy"},
         "certificates": "given",
         "without_queries": "given",
         "spans": [()] * 5,

@@ -69,13 +69,28 @@ def test_the_same_run_is_taken_up_and_another_refused_by_what_differs(tmp_path):
     assert not (out / "unfinished").exists() and (out / "result.json").exists()
 
 
-@pytest.mark.parametrize("command", ["profile", "explain"])
-def test_a_wrong_argument_is_told_before_a_folder_of_something_else(command, tmp_path):
+ASKED = ["ask", "nowhere", "Who?", "--documents", "nothing", "--method"]
+PROFILED = ["profile", "nowhere", "--data", "nothing"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*PROFILED, "--delta", "0.6"], "delta: got 0.6"),
+        ([*PROFILED, "--loss", "contrast", "--method", "rollout"], "method: got 'rollout' with a"),
+        (["explain", "nowhere", "--data", "nothing", "--delta", "0.6"], "delta: got 0.6"),
+        ([*ASKED, "influence", "--parts", "token"], "parts: got 'token' with the method"),
+        ([*ASKED, "influence", "--passes", "9"], "passes: got 9 with the method 'influence'"),
+        ([*ASKED, "rollout", "--foil", "owl"], "method: got 'rollout' with a foil"),
+        (["rates", "--only", "tokens"], "only: got tokens"),
+        (["rates", "--sizes", "1", "2", "3", "4"], "sizes: got"),
+    ],
+)
+def test_a_wrong_argument_is_told_before_a_folder_of_something_else(arguments, message, tmp_path):
     """Else a user chooses another folder first, only to read of the argument then."""
     (tmp_path / "mine").touch()
-    arguments = "nowhere", "--data", "nothing", "--delta", "0.6"
-    with pytest.raises(ValueError, match="delta: got 0.6"):
-        main([command, *arguments, "--out", str(tmp_path)])
+    with pytest.raises(ValueError, match=message):
+        main([*arguments, "--out", str(tmp_path)])
 
 
 def test_a_run_of_another_command_is_refused_by_the_two_names_alone(tmp_path):

@@ -151,8 +151,9 @@ def require_records(found, over_all):
     rows = {}
     if over_all:
         (table,) = found.page.all("table", "records")
-        cells = found.page.texts_in(table, "td")
-        rows = {row[0]: row[1:] for row in np.array(cells).reshape(-1, 5).tolist()}
+        heads = found.page.texts_in(table, "th")[5:]  # after those of the columns
+        cells = np.array(found.page.texts_in(table, "td")).reshape(-1, 4).tolist()
+        rows = dict(zip(heads, cells, strict=True))
         assert len(rows) == len(records), "no two look alike"
     by_context = found.table("records_by_context.csv")
     for record in records:
@@ -262,12 +263,13 @@ def test_a_page_of_orders_says_the_terminals_sentences(shuffled):
 @pytest.mark.slow
 def test_a_page_of_orders_has_the_files_table_by_place(shuffled):
     (table,) = shuffled.page.all("table", "by-place")
-    cells = np.array(shuffled.page.texts_in(table, "td")).reshape(4, 5).tolist()
+    heads = shuffled.page.texts_in(table, "th")[5:]  # after those of the columns
+    cells = np.array(shuffled.page.texts_in(table, "td")).reshape(4, 4).tolist()
     for row in shuffled.table("two_way.csv"):
         number = int(row["document"].split()[1])
-        cell = cells[number - 1][int(row["place"])]
+        cell = cells[number - 1][int(row["place"]) - 1]
         assert cell == f"{100 * float(row['share']):.1f} ± {100 * float(row['error']):.1f}"
-        assert cells[number - 1][0] == f"“{row['document']}”"
+        assert heads[number - 1] == f"“{row['document']}”"
 
 
 @pytest.mark.slow
@@ -289,7 +291,9 @@ def test_orders_are_compared_with_the_lines_as_they_stand(run, two_lines, shuffl
     arguments = [str(one_order.out), str(shuffled.out), "--out", str(compared)]
     assert main(["compare", *arguments]) == 0
     page = Read((compared / "compare.html").read_text("utf-8"))
-    cells = np.array([one["text"] for one in page.all("td")]).reshape(-1, 5).tolist()
+    heads = [one["text"] for one in page.all("th")[5:]]  # after those of the columns
+    numbers_of = np.array([one["text"] for one in page.all("td")]).reshape(-1, 4).tolist()
+    cells = dict(zip(heads, numbers_of, strict=True))
     with (compared / "records.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == FILES["compare, records.csv"] and len(rows) == 4
@@ -298,6 +302,6 @@ def test_orders_are_compared_with_the_lines_as_they_stand(run, two_lines, shuffl
             (record,) = (one for one in of.table("records.csv") if one["name"] == row["name"])
             assert float(row[which]) == pytest.approx(float(record["share"]), rel=1e-6)
             assert float(row[f"{which}_error"]) == pytest.approx(float(record["error"]), rel=1e-6)
-        (shown,) = (cell for cell in cells if cell[0] == f"share of “{row['name']}”")
         numbers = (row[name] for name in ("first", "second", "difference", "error"))
-        assert shown[1:] == [f"{float(number):.4g}" for number in numbers]
+        shown = cells[f"share of “{row['name']}”"]
+        assert shown == [f"{float(number):.4g}" for number in numbers]

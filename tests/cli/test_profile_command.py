@@ -321,6 +321,8 @@ def test_signed_regions_are_kept_and_printed(profiled, signed_cells):
     assert abs(sum(regional["value"])) < 1e-6 and max(regional["value"]) > 1e-3
     lines = profiled.printed.splitlines()
     (said,) = (line for line in lines if line.startswith("signed, sum"))
+    meaning = lines[lines.index(said) - 1]
+    assert meaning == "By how much the loss falls as attention reads more of each region:"
     assert said.split()[-3:] == [f"{value:.4g}" for value in regional["value"]]
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
@@ -120,6 +121,29 @@ def test_a_pipe_that_nobody_reads_ends_a_command_without_a_word(arguments, with_
     assert ended.returncode == (2 if told else 141)
     assert with_errors or bool(ended.stderr) == told
     assert "Traceback" not in (ended.stderr or "")
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no device that is always full")
+@pytest.mark.parametrize("arguments", [["--help"], ["counterexamples"]])
+def test_where_no_space_is_left_a_command_says_so_in_a_line(arguments, tmp_path):
+    """Status 1, and no traceback: neither of the command nor of Python's last flush."""
+    with FULL.open("w", encoding="utf-8") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "lim_jax", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+        )
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "lim-jax: no space is left on the device. Free some, and run it again: it goes on.\n"
+    )
 
 
 def test_refusals_and_warnings_are_one_line(monkeypatch, capsys):

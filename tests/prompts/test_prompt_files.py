@@ -594,7 +594,8 @@ def test_a_context_that_is_too_long_is_told_by_its_documents(tmp_path, letters):
             ValueError,
             match=(
                 r"line 1: got \d+ tokens, of which 2 documents have 17 and “y” has the most, 10, "
-                r"expected from 2 to 6: .*Raise `max_length`, or give fewer or shorter documents"
+                r"expected from 2 to 6: .*Raise `max_length` to at least \d+, or give fewer or "
+                r"shorter documents"
             ),
         ):
             read_prompts(lines(tmp_path, record), letters, asked, 5)

@@ -314,7 +314,13 @@ def test_named_parts_are_blocks_with_their_shares_and_tokens(read):
         shown = {3: "⏎", 4: "··"}.get(first, pages.TEXTS[0][first])
         assert f"“{shown}” {part:.0f} %" in said
         assert "shade-" in block["class"]
-    rows = [cell["text"].strip() for cell in read.all("td")]
+    cells = [one for one in read.elements if one["tag"] == "td" or one.get("scope") == "row"]
+    rows = [cell["text"].strip() for cell in cells]
+    heads = [cell["text"].strip() for cell in cells if cell["tag"] == "th"]
+    assert heads[:2] == [pages.BY_PLACE[1][0], "<b>first</b>"], "a row is read out by its name"
+    hints = " ".join(hint["text"] for hint in read.all("p", "hint"))
+    assert "After ± stands one standard error over lines." in hints
+    assert "Per cent beside a token are of its part's influence." in hints
     assert rows[:2] == list(pages.BY_PLACE[1])
     assert rows[2:17] == [
         "<b>first</b>",

@@ -105,6 +105,48 @@ def test_tokens_of_a_sentence_within_two_errors_of_zero_have_no_shade():
     assert data["errors"] is None and np.frombuffer(base64.b64decode(data["steps"]), np.int8).all()
 
 
+def legend_of(page):
+    """The paragraph that says what shades and numbers are, which stands on paper too."""
+    (legend,) = page.all("p", "legend")
+    return " ".join(legend["inner"].split())
+
+
+def test_shares_are_per_cent_and_speak_neither_for_nor_against(tmp_path):
+    """As those of influence, which have no sign; the numbers on the page are shares too."""
+    parts = context_segments(CONTEXT)
+    scores = Scores(answer_segments(CONTEXT, None, "answer"), parts, np.full((1, len(parts)), 0.1))
+    page = Read(
+        sources_page(
+            scores, CONTEXT, question="?", how="drawn", unit="shares of the rollout", signed=False
+        )
+    )
+    keys = [(key["data-shade"], key["inner"]) for key in page.all("span", "key")]
+    assert keys == [("1", "2 %"), ("2", "6 %"), ("3", "20 %"), ("4", "60 %")]
+    legend = legend_of(page)
+    assert "against" not in legend, "a share has no sign"
+    assert "Numbers are shares of the rollout." in legend
+    assert page.json("data")["signed"] is False
+    assert Read(written(tmp_path / "page.html", "answer")).json("data")["signed"] is True
+
+
+def test_the_legend_says_what_numbers_and_errors_are(tmp_path):
+    """On paper too, from which the hints on the keyboard are left out."""
+    parts = context_segments(CONTEXT)
+    answer = answer_segments(CONTEXT, None, "answer")
+    with_errors = Scores(answer, parts, np.ones((1, len(parts))), errors=np.ones((1, len(parts))))
+    legends = [
+        legend_of(Read(page))
+        for page in (
+            written(tmp_path / "page.html", "answer"),
+            sources_page(with_errors, CONTEXT, question="?", how="drawn"),
+        )
+    ]
+    told = "After ± stands the error; what is within two errors of zero has no shade."
+    for legend, has_errors in zip(legends, (False, True), strict=True):
+        assert "Numbers are in log odds, on average over the answer's tokens." in legend
+        assert (told in legend) == has_errors, "errors are explained where there are some"
+
+
 @pytest.mark.parametrize("parts", ["documents", "paragraphs", "sentences"])
 def test_a_title_stands_once_above_its_document(parts):
     """It is a part where sentences are scored, else of the first part; scores stay whole."""

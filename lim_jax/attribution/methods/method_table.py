@@ -36,12 +36,20 @@ METHODS: dict[str, Method] = {
 }
 
 
-def method_named(name: str, passes: int | None = None) -> Method:
+def method_named(name: str, passes: int | None = None, *, foil: bool = False) -> Method:
     """Return the method of a name, with a budget of passes where it has one.
 
-    Raises ValueError where there is no such method, or the budget is not one that it takes.
+    Raises ValueError where there is no such method, the budget is not one that it takes, or there
+    is a foil of which it says nothing.
     """
     require_name(name, METHODS, "method", "Pass one of these names.")
+    require(
+        METHODS[name].reads_foil or not foil,
+        "method",
+        got=f"{name!r} with a foil",
+        expected="one that asks why the answer was given: this one says the same of every answer",
+        cure="Take another method, or leave the foil out.",
+    )
     if passes is None:
         return METHODS[name]
     require(

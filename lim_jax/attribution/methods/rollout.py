@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lim_jax._checks import require
 from lim_jax.attribution import gradients
 from lim_jax.attribution.by_token import score_by_token
 from lim_jax.attribution.gradients import Tokens
@@ -26,13 +25,6 @@ def scores(
     run: Run,
 ) -> Scores:
     """Score tokens by `gradients.attention_rollout` to the queries, whatever the answer says."""
-    require(
-        context.contrast is None,
-        "foil",
-        got="one",
-        expected="none, since attention hands on the same whatever is answered",
-        cure="Leave the foil out, or take another method.",
-    )
     return score_by_token(NAME, _score_tokens, model, context, answer, parts, loss, run)
 
 
@@ -55,4 +47,5 @@ METHOD = Method(
     answer_parts=("answer",),
     signed=False,
     whole="all that attention hands on",
+    reads_foil=False,  # attention hands on the same whatever is answered
 )
