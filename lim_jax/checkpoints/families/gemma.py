@@ -140,7 +140,8 @@ def _sizes_of_full_layers(
     by_layer = config.get_object("per_layer_config")
     groups = config.get("num_global_key_value_heads")
     sizes_of_full = {"head_dim": config.get("global_head_dim", 512)}
-    sizes_of_full |= {"num_key_value_heads": groups} if same and groups is not None else {}
+    if same and groups is not None:
+        sizes_of_full["num_key_value_heads"] = groups
     if by_layer:
         sizes_of_full = Configuration(by_layer).get_object(f"{len(kinds) - 1}")
         full = {f"{k}" for k, kind in enumerate(kinds) if kind == FULL}
