@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from lim_jax.checkpoints import sublayers
+from lim_jax.checkpoints.activations import ACTIVATIONS
 from lim_jax.checkpoints.expert_sublayers import Mixture
 from lim_jax.checkpoints.options import Configuration
 from lim_jax.checkpoints.recipe import Recipe
 from lim_jax.checkpoints.rope_config import CHUNKED, FULL, SLIDING
-from lim_jax.checkpoints.tensor_reader import ACTIVATIONS
 from lim_jax.network.experts import Routing
 from lim_jax.network.masks import AttentionMask
 from lim_jax.network.positions import Alibi, Tempered

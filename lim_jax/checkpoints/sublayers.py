@@ -241,7 +241,7 @@ def plain_mlp(
 def xielu_mlp(
     read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
 ) -> FeedForward:
-    """Read an MLP of two matrices, and the numbers of its activation `tensor_reader.xielu`."""
+    """Read an MLP of two matrices, and the numbers of its activation `activations.xielu`."""
     numbers = []
     plain = plain_mlp(read, at, recipe, norm, output_norm)
     for name, shape in {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}.items():
