@@ -245,10 +245,10 @@ def _pulled_sums(points, vectors, tiling):
     slopes = vectors[1]
     *shape, tile = slopes.shape
     query_sums = jnp.zeros((*shape, tile, query.shape[-1]), dtype)
-    column_sums = (
-        *(jnp.zeros((*shape, x.shape[-1], tile), dtype) for x in (key, value)),
-        *(jnp.zeros((*shape, tile), dtype) for _ in masks),
-    )
+    key_sums = jnp.zeros((*shape, key.shape[-1], tile), dtype)
+    value_sums = jnp.zeros((*shape, value.shape[-1], tile), dtype)
+    mask_sums = [jnp.zeros((*shape, tile), dtype) for _ in masks]
+    column_sums = (key_sums, value_sums, *mask_sums)
     # Transposed here once, not in every tile of a row.
     rows = query, query.mT, log_total, covectors, covectors.mT, slopes
     columns = key, value, _key_weights(beside, tiling, dtype)
