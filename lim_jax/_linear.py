@@ -152,7 +152,9 @@ def _run_merged(
     return [x.reshape(*front, *x.shape[2 if vectors else 1 :]) for x in results]
 
 
-def set_on(platform: str | None, primitive: Primitive, change: Callable[[Any], Any]) -> None:
+def change_setting_on(
+    platform: str | None, primitive: Primitive, change: Callable[[Any], Any]
+) -> None:
     """Let a platform, or for None all others, run a primitive's program in a changed setting."""
 
     def run(*operands: Array, setting: Any, **static: Any) -> list[Array]:
@@ -162,7 +164,7 @@ def set_on(platform: str | None, primitive: Primitive, change: Callable[[Any], A
     lower_on(platform, primitive, run)
 
 
-def on_platform(platform: str, primitive: Primitive, program: PlatformProgram) -> None:
+def replace_on(platform: str, primitive: Primitive, program: PlatformProgram) -> None:
     """Let a platform run another program that gives the same numbers; derivatives ignore it."""
 
     def run(*operands: Array, zero: tuple[bool, ...], **static: Any) -> list[Array]:
@@ -179,7 +181,7 @@ def on_platform(platform: str, primitive: Primitive, program: PlatformProgram) -
         lower_on(platform, primitive, in_its_precision(run))
 
 
-def transposes(
+def transpose_pair(
     there: tuple[str, Program], back: tuple[str, Program]
 ) -> tuple[Primitive, Primitive]:
     """Make two primitives, each the other's transpose, of programs linear in their vectors."""
@@ -190,7 +192,7 @@ def transposes(
     return pair
 
 
-def derived(primitive: Primitive, rule: Callable[..., Any]) -> None:
+def define_jvp(primitive: Primitive, rule: Callable[..., Any]) -> None:
     """Give a primitive its JVP rule, ``rule(points, tangents, apply)``."""
 
     def derivative(primals, tangents, *, count, zero, **static):
@@ -205,7 +207,7 @@ def derived(primitive: Primitive, rule: Callable[..., Any]) -> None:
     ad.primitive_jvps[primitive] = derivative
 
 
-def at(
+def bind_at(
     primitive: Primitive, point: Sequence[ArrayLike], vector: Sequence[ArrayLike], setting: Hashable
 ) -> list[Array]:
     """Apply a primitive at one point to one vector, each given as several arrays."""

@@ -49,7 +49,8 @@ def matmul(left: Array, right: Array) -> Array:
         sums = accumulator(jnp.result_type(left, right))
         return jnp.matmul(left, right, preferred_element_type=sums)
     batch = jnp.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    left, right = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (left, right))
+    left = jnp.broadcast_to(left, (*batch, *left.shape[-2:]))
+    right = jnp.broadcast_to(right, (*batch, *right.shape[-2:]))
     numbers = tuple(range(3, 3 + len(batch)))
     return product(left, right, ((*numbers, 0, 1), (*numbers, 1, 2), (*numbers, 0, 2)))
 
@@ -105,14 +106,15 @@ def _contract(left: Array, right: Array, left_axes: Axes, right_axes: Axes) -> A
     ours = tuple(range(left.ndim))
     shared = dict(zip(right_axes, left_axes, strict=True))
     theirs = tuple(shared.get(axis, left.ndim + axis) for axis in range(right.ndim))
-    remaining = tuple(axis for axis in ours + theirs if (axis in ours) != (axis in theirs))
+    summed = set(left_axes)
+    remaining = tuple(axis for axis in ours + theirs if axis not in summed)
     return product(left, right, (ours, theirs, remaining))
 
 
 def _run_product(left: Array, right: Array, *, axes: tuple[Axes, Axes, Axes]) -> Array:
     """Compute `product` with operands rounded to bfloat16 and sums in float32."""
-    left, right = (operand.astype(jnp.bfloat16) for operand in (left, right))
-    return _einsum(left, right, axes, preferred_element_type=jnp.float32)
+    halves = left.astype(jnp.bfloat16), right.astype(jnp.bfloat16)
+    return _einsum(*halves, axes, preferred_element_type=jnp.float32)
 
 
 def _einsum(left: Array, right: Array, axes: Any, **options: Any) -> Array:
@@ -129,11 +131,10 @@ def _run_product_on_cpu(left: Array, right: Array, *, axes: Any) -> Array:
     """
     ours, theirs, result = axes
     sizes = dict(zip(ours + theirs, left.shape + right.shape, strict=True))
-    both = [axis for axis in ours if axis in theirs]
-    batch, summed = ([n for n in both if (n in result) == in_result] for in_result in (True, False))
-    rows, columns = (
-        [n for n in axes_of_operand if n not in both] for axes_of_operand in (ours, theirs)
-    )
+    batch = [axis for axis in ours if axis in theirs and axis in result]
+    summed = [axis for axis in ours if axis in theirs and axis not in result]
+    rows = [axis for axis in ours if axis not in theirs]
+    columns = [axis for axis in theirs if axis not in ours]
 
     def laid_out(x: Array, axes_of_operand: Axes, *groups: list[int]) -> Array:
         """Round to bfloat16, and reshape to one axis for each of three groups of axes."""
@@ -178,15 +179,32 @@ def _batch_linear(
 
 def _bilinear(primitive: Primitive, first_derivative: Any, second_derivative: Any) -> None:
     """Give a bilinear primitive its derivatives, each in the dtype of the operand it belongs to."""
-    ad.defbilinear(
-        primitive,
-        lambda covectors, x, y, **static: first_derivative(covectors, y, **static).astype(
-            x.aval.dtype
-        ),
-        lambda covectors, x, y, **static: second_derivative(covectors, x, **static).astype(
-            y.aval.dtype
-        ),
-    )
+
+    def pull_to_first(covectors: Any, first: Any, second: Any, **settings: Any) -> Any:
+        """Return what covectors of the result give to the first operand."""
+        return first_derivative(covectors, second, **settings).astype(first.aval.dtype)
+
+    def pull_to_second(covectors: Any, first: Any, second: Any, **settings: Any) -> Any:
+        """Return what covectors of the result give to the second operand."""
+        return second_derivative(covectors, first, **settings).astype(second.aval.dtype)
+
+    ad.defbilinear(primitive, pull_to_first, pull_to_second)
+
+
+def _pull_to_left(
+    covectors: Any, right: Any, axes: tuple[Axes, Axes, Axes], **settings: Any
+) -> Any:
+    """Return what covectors of a `product` give to its left operand."""
+    left_axes, right_axes, result_axes = axes
+    return _product.bind(covectors, right, axes=(result_axes, right_axes, left_axes), **settings)
+
+
+def _pull_to_right(
+    covectors: Any, left: Any, axes: tuple[Axes, Axes, Axes], **settings: Any
+) -> Any:
+    """Return what covectors of a `product` give to its right operand."""
+    left_axes, right_axes, result_axes = axes
+    return _product.bind(left, covectors, axes=(left_axes, result_axes, right_axes), **settings)
 
 
 def _swap_operands(primitive: Primitive) -> Any:
@@ -204,15 +222,7 @@ for _primitive in (_linear, _input_gradient, _weight_gradient):
     batching.primitive_batchers[_primitive] = partial(_batch_linear, _primitive)
 lower_on("cpu", _weight_gradient, in_its_precision(_run_weight_gradient_on_cpu))
 # What an operand receives is a product of the result's covector with the other operand.
-_bilinear(
-    _product,
-    lambda g, right, axes, **settings: _product.bind(
-        g, right, axes=(axes[2], axes[1], axes[0]), **settings
-    ),
-    lambda g, left, axes, **settings: _product.bind(
-        left, g, axes=(axes[0], axes[2], axes[1]), **settings
-    ),
-)
+_bilinear(_product, _pull_to_left, _pull_to_right)
 _bilinear(_linear, _weight_gradient.bind, _swap_operands(_input_gradient))
 _bilinear(_input_gradient, _swap_operands(_weight_gradient), _swap_operands(_linear))
 _bilinear(_weight_gradient, _linear.bind, _input_gradient.bind)

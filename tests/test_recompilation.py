@@ -23,7 +23,7 @@ from reference.networks import (
 )
 
 import lim_jax as lim
-from lim_jax._linear import at, batched_primitive, set_on
+from lim_jax._linear import batched_primitive, bind_at, change_setting_on
 from lim_jax.loss import last_token
 from lim_jax.network.controls import LayerwiseControl
 from lim_jax.observability import gramian, trace_estimates
@@ -184,10 +184,10 @@ def test_what_a_primitive_was_lowered_to_is_remembered():
         return [points[0] ** exponent]
 
     power = batched_primitive("a power", powers)
-    set_on("cpu", power, lambda exponent: max(exponent, 2))
+    change_setting_on("cpu", power, lambda exponent: max(exponent, 2))
 
     def lowered(exponent):
-        job = jax.jit(lambda x: at(power, [x], [], exponent)[0])
+        job = jax.jit(lambda x: bind_at(power, [x], [], exponent)[0])
         return job.trace(1.0).lower(lowering_platforms=("cpu",))
 
     lowered(2)

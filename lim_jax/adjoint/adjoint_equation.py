@@ -122,9 +122,15 @@ def continuous_adjoint(
     backward = flow.integrate(rates, (terminal, zeros, zeros), saveat, backward=True)
     assert backward.ys is not None
     covectors, (cone, local) = flow.reached(backward, backward.ys)
-    ends = jnp.array([0.0, flow.horizon], x.dtype), (x, forward.ys[-1])
+    ends = jnp.array([0.0, flow.horizon], x.dtype)
+    states_at_ends = (x, forward.ys[-1])
     return ContinuousAdjoint(
-        loss, times, covectors[::-1], terminal, _causal(cone[0], flow, grid, *ends), local[0]
+        loss=loss,
+        times=times,
+        covectors=covectors[::-1],
+        residual=terminal,
+        cone=_causal(cone[0], flow, grid, ends, states_at_ends),
+        local=local[0],
     )
 
 

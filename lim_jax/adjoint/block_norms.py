@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax._checks import no_derivative
 from lim_jax.adjoint.tangent import KernelFactors
-from lim_jax.network.multihead import by_head
+from lim_jax.network.multihead import by_head, join_matrices
 
 TILE = 64
 COLUMNS = 32
@@ -61,12 +61,17 @@ def _column_squares(
     factors: KernelFactors, columns: Int[Array, " columns"]
 ) -> Float[Array, "length columns"]:
     """Compute the squared Frobenius norms of blocks in a few columns, by pairs of heads."""
-    jacobians = jax.vmap(factors.source_jacobians, out_axes=1)(columns)
+    source_jacobians = jax.vmap(factors.source_jacobians, out_axes=1)
+    key_jacobians, value_jacobians = source_jacobians(columns)
     values_at = factors.value[:, columns]
     kernels = factors.kernel[:, :, columns]
     output = factors.attention.output
     heads = len(factors.query)
-    groups = len(jacobians[0])
+    heads_of_group = heads // len(key_jacobians)
+
+    def group_of(head: Array) -> Array:
+        """Return the number of the group of keys and values that a head reads."""
+        return head // heads_of_group
 
     def cap_slope(head: Array) -> Array | float:
         """Return the slope of a head's score cap in these columns, one without a cap."""
@@ -76,9 +81,10 @@ def _column_squares(
     def add(squares: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
         """Add what one pair of heads contributes to the blocks' squared norms."""
         h, g = pair
-        (keys, values), (other_keys, other_values) = (
-            [jacobian[head // (heads // groups)] for jacobian in jacobians] for head in pair
-        )
+        keys = key_jacobians[group_of(h)]
+        values = value_jacobians[group_of(h)]
+        other_keys = key_jacobians[group_of(g)]
+        other_values = value_jacobians[group_of(g)]
         metric = output[h].T @ output[g]
         metric_values = jnp.einsum("vw,jwb->jvb", metric, other_values)
         products = jnp.einsum("jvb,jvb->j", values, metric_values)[None, :]
@@ -176,7 +182,7 @@ class Blocks(NamedTuple):
 
     def joined_output(self) -> Float[Array, "width joined"]:
         """Return the output matrices of all heads side by side."""
-        return jnp.swapaxes(self.output, 0, 1).reshape(self.output.shape[1], -1)
+        return join_matrices(self.output)
 
 
 def column_blocks(factors: KernelFactors, j: Array) -> Blocks:

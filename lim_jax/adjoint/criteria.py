@@ -599,11 +599,14 @@ def right_biased_queries(
 
 def _tokenwise_premise(measured: Array, expected: Array, regions: Regions) -> Premise:
     """State that energies in the middle and on the right are those of a tokenwise readout."""
-    # Over the two regions that are compared: large energies on the left hide nothing there.
-    difference, sizes = (
-        float(regional_averages(energies, regions)[MIDDLE:].sum())
-        for energies in (jnp.abs(measured - expected), measured + expected)
-    )
+
+    def total(energies: Array) -> float:
+        """Add the averages over the middle and the right, the two regions that are compared."""
+        # Large energies on the left hide nothing there.
+        return float(regional_averages(energies, regions)[MIDDLE:].sum())
+
+    difference = total(jnp.abs(measured - expected))
+    sizes = total(measured + expected)
     gap = difference / sizes if sizes > 0 else 0.0
     statement = "P_T's energies are χ² ρ in the middle and on the right, but for this part"
     return Premise(statement, gap, gap <= half_digits(jnp.result_type(measured)))

@@ -125,7 +125,9 @@ def pull_back_hops(
     stages = []
     for field, at, pull in linearised_stages(flow, layer, state, grid):
         parts, sparse_parts, heads = pull(hops, sparse)
-        covector, local, kernel = (part.sum(axis=0) for part in (hops, *parts))
+        covector = hops.sum(axis=0)
+        local = parts.local.sum(axis=0)
+        kernel = parts.kernel.sum(axis=0)
         from_sparse = jnp.zeros_like(kernel)  # what the sparse covector gives to one hop
         if sparse is not None and sparse_parts is not None:
             local_rows = sparse._replace(rows=sparse_parts.local)

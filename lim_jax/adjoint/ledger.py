@@ -121,8 +121,9 @@ class Channels(NamedTuple):
             most=layers,
             expected=f"a depth from 0 to {layers}, the number of layers, known before tracing",
         )
-        added = (terms[depth:].sum(axis=0) for terms in (self.cone_by_depth, self.local_by_depth))
-        return jnp.stack([self.residual, *added])
+        cone = self.cone_by_depth[depth:].sum(axis=0)
+        local = self.local_by_depth[depth:].sum(axis=0)
+        return jnp.stack([self.residual, cone, local])
 
 
 @filter_jit
@@ -176,7 +177,7 @@ def channels(
     """
     (times, states), loss, gradient = run_forward(flow, terminal_loss, example, grid)
     terminal = gradient / grid.weights[:, None]
-    unknown = not all(map(causal_by_construction, flow.kinds))
+    may_look_ahead = not all(map(causal_by_construction, flow.kinds))
 
     def backward(covector, layer, state):
         """Pull the covector back through one layer; keep its cone and local parts."""
@@ -184,15 +185,18 @@ def channels(
         local = sum((stage.parts.local for stage in stages), jnp.zeros_like(covector))
         cone = sum((stage.parts.kernel for stage in stages), jnp.zeros_like(covector))
         covector = covector + cone + local
-        ahead = [looks_ahead(stage.field, stage.state, grid) for stage in stages if unknown]
+        ahead = []
+        if may_look_ahead:
+            ahead = [looks_ahead(stage.field, stage.state, grid) for stage in stages]
         return covector, (covector, cone, local, ahead)
 
     _, (covectors, cone, local, ahead) = flow.scan(backward, terminal, states[:-1], reverse=True)
-    message = (
-        "flow.layers: got a field that reads later tokens, expected a causal one. Take "
-        "adjoint_trajectory, which splits nothing: what comes through this context is no cone."
-    )
-    cone = error_if(cone, jnp.stack(ahead), message) if unknown else cone
+    if may_look_ahead:
+        message = (
+            "flow.layers: got a field that reads later tokens, expected a causal one. Take "
+            "adjoint_trajectory, which splits nothing: what comes through this context is no cone."
+        )
+        cone = error_if(cone, jnp.stack(ahead), message)
     covectors = jnp.concatenate([covectors, terminal[None]])
     return Channels(loss, times, states, covectors, cone, local)
 

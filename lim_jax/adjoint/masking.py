@@ -141,7 +141,8 @@ def mask_gradient(
     >>> (grid.weights * gradient.total).tolist()  # A (v - o) = (1 - 2)/2 and (3 - 2)/2
     [-0.5, 0.5]
     """
-    heads = _num_heads(flow)
+    _require_log_weights_read(flow)
+    heads = most_heads(flow)
     (_, states), loss, terminal = run_forward(flow, terminal_loss, example, grid)
     log_weights = jnp.broadcast_to(_log_weights(grid), (heads, grid.size))
 
@@ -227,7 +228,8 @@ def mask_path(
     >>> (grid.weights * path.total).round(2).tolist(), bool(abs(path.remainder) < 0.01)
     ([-0.99, 0.0], True)
     """
-    heads = _num_heads(flow)
+    _require_log_weights_read(flow)
+    heads = most_heads(flow)
     x, y = require_loss(terminal_loss, example)
     require_grid(grid)
     require(
@@ -284,8 +286,8 @@ def _log_weights(grid: Grid) -> Float[Array, " length"]:
     return jnp.zeros_like(grid.weights) if grid.log_weights is None else grid.log_weights
 
 
-def _num_heads(flow: ResidualFlow) -> int:
-    """Return the largest number of heads; raise ValueError unless all layers read log weights."""
+def _require_log_weights_read(flow: ResidualFlow) -> None:
+    """Raise ValueError unless the attention of all layers reads the grid's log weights."""
     require_attention(flow)
     readers = [attention_of(kind) for kind in flow.kinds]
     unknown = [
@@ -301,4 +303,3 @@ def _num_heads(flow: ResidualFlow) -> int:
         expected="attention of this library, which reads the grid's log weights",
         cure="Take jax.grad in the log weights, if your own attention reads them.",
     )
-    return most_heads(flow)

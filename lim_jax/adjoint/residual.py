@@ -148,9 +148,12 @@ def interaction_norms(
     >>> norms.upper.tolist()
     [0.5, 0.5]
     """
-    return _norms_by_layer(
-        flow, lambda layer, x: flow.transition(layer, x, grid) - x, x, grid, key, steps, failure
-    )
+
+    def change(layer: Any, x: State) -> State:
+        """Return what a layer adds to the state."""
+        return flow.transition(layer, x, grid) - x
+
+    return _norms_by_layer(flow, change, x, grid, key, steps, failure)
 
 
 @filter_jit

@@ -87,16 +87,19 @@ def attention_sites(
     for values, name in ((states, "states"), (covectors, "covectors")):
         require_on_grid(values, grid, name, "times length width", times=flow.depth + 1)
 
-    def visit(_, layer, state, covector):
+    def visit(carry, layer, state, covector):
         """Return the layer's increment, and state and covector where its attention reads."""
         stages = pull_back_stages(flow, layer, state, covector, grid)
         readers = [stage for stage in stages if attention_of(stage.field) is not None]
         site = (readers or stages)[0]  # without attention there is nothing to be linearised
-        return _, (layer[1], site.state, site.covector)
+        _, increment = layer
+        return carry, (increment, site.state, site.covector)
 
-    _, (increments, *where) = flow.scan(visit, states[0], states[:-1], covectors[1:])
+    _, by_layer = flow.scan(visit, states[0], states[:-1], covectors[1:])
+    increments, site_states, site_covectors = by_layer
     step = jnp.full_like(increments, flow.horizon / flow.depth)
-    return AttentionSites(select_part(flow.layers, attention_of), increments, step, *where)
+    attention = select_part(flow.layers, attention_of)
+    return AttentionSites(attention, increments, step, site_states, site_covectors)
 
 
 def attention_kinds(attention: Any) -> tuple[Any, ...]:
@@ -110,15 +113,21 @@ def map_sites(function: Callable[[Any, AttentionSites], Result], sites: Attentio
     if isinstance(sites.attention, LayersByKind):
         call = sites.attention.call
         entries = sites.attention.entries
-        return jax.lax.map(
-            lambda each: call(lambda attention: function(attention, each[1]), each[0]),
-            (entries, arrays_by_layer),
-        )
+
+        def visit_entry(inputs: tuple[Any, AttentionSites]) -> Result:
+            """Call the function with a layer of one of several kinds."""
+            entry, site = inputs
+            return call(lambda attention: function(attention, site), entry)
+
+        return jax.lax.map(visit_entry, (entries, arrays_by_layer))
     arrays, static = eqx.partition(sites.attention, eqx.is_array)
-    return jax.lax.map(
-        lambda each: function(in_memory(eqx.combine(each[0], static)), each[1]),
-        (arrays, arrays_by_layer),
-    )
+
+    def visit_layer(inputs: tuple[Any, AttentionSites]) -> Result:
+        """Call the function with a layer of the one kind."""
+        layer_arrays, site = inputs
+        return function(in_memory(eqx.combine(layer_arrays, static)), site)
+
+    return jax.lax.map(visit_layer, (arrays, arrays_by_layer))
 
 
 def require_attention(flow: Any) -> None:

@@ -172,12 +172,12 @@ class Answer(NamedTuple):
         """The rows of the table: the names of its columns, then a row for each part."""
         signed = METHODS[self.method].signed
         score = "  score" if signed else "  share"
-        head = ("part", score, " of documents", " tokens", "most in")
-        rows = [head, *(_row(part, signed) for part in self.parts)]
         if self.scores.errors is None:
-            return rows
-        errors = ["  error", *(_error_words(part) for part in self.parts)]
-        return [(*row[:2], error, *row[2:]) for row, error in zip(rows, errors, strict=True)]
+            head = ("part", score, " of documents", " tokens", "most in")
+        else:
+            head = ("part", score, "  error", " of documents", " tokens", "most in")
+        has_errors = self.scores.errors is not None
+        return [head, *(_row(part, signed, has_errors) for part in self.parts)]
 
     @property
     def table(self) -> str:
@@ -282,11 +282,17 @@ def _error_words(part: AnswerPart) -> str:
     return "" if part.error is None else f"±{part.error:.3f}"
 
 
-def _row(part: AnswerPart, signed: bool) -> tuple[str, ...]:
-    """Return a part's row of the table: name, score, share, number of tokens, and main tokens."""
+def _row(part: AnswerPart, signed: bool, has_errors: bool) -> tuple[str, ...]:
+    """Return a part's row of the table: name, score, its error if the method says any, and more.
+
+    These are the share of all documents' scores, the number of tokens, and the main tokens.
+    """
     score_format = "+.3f" if signed else ".1%"
     share_format = "+.1%" if signed else ".1%"
     score = "" if isnan(part.score) else f"{part.score:{score_format}}"
     share = "" if part.of_documents is None else f"{part.of_documents:{share_format}}"
     name = IN_NO_PART if part.kind == UNNAMED else f"“{part.name}”"
-    return name, score, share, f"{part.tokens}", part.most
+    tokens = f"{part.tokens}"
+    if has_errors:
+        return name, score, _error_words(part), share, tokens, part.most
+    return name, score, share, tokens, part.most

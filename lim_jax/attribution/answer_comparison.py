@@ -54,11 +54,10 @@ class ComparedAnswers(NamedTuple):
         documents = [part for part in self.parts if part.kind == "document"]
         both = [part for part in documents if not isnan(part.difference)]
         lines.append(f"Of the documents of both {self._largest_change(both)}.")
-        for name, column in zip(self.names, ("second", "first"), strict=True):
-            alone = [part for part in documents if isnan(getattr(part, column))]
-            scores_alone = [
-                f"“{p.name}” ({self._spelt(p.first)}{self._spelt(p.second)})" for p in alone
-            ]
+        only_first = [(part.name, part.first) for part in documents if isnan(part.second)]
+        only_second = [(part.name, part.second) for part in documents if isnan(part.first)]
+        for name, alone in zip(self.names, (only_first, only_second), strict=True):
+            scores_alone = [f"“{document}” ({self._spelt(score)})" for document, score in alone]
             if scores_alone:
                 lines.append(f"Only in {name}: {', '.join(scores_alone)}.")
         total_effects = [answer["given"] for answer in self.answers]
@@ -119,10 +118,8 @@ def compare_answers(
         expected=f"{kinds[0]}, as the first's",
         cure="Ask both by one method, and both with a foil or both without.",
     )
-    parts, other_parts = (
-        [part for part in answer["parts"] if part["score"] is not None]
-        for answer in (first, second)
-    )
+    parts = [part for part in first["parts"] if part["score"] is not None]
+    other_parts = [part for part in second["parts"] if part["score"] is not None]
     by_text = all(_has_digests(answer["parts"]) for answer in (first, second))
     pairs = _pair_parts(parts, other_parts, by_text)
     what = "texts and titles" if by_text else "names"
@@ -150,18 +147,34 @@ def _pair_parts(first: Sequence[Part], second: Sequence[Part], by_text: bool) ->
     document whose text was changed is the same one.
     """
     if not by_text:
-        return _pair_by(lambda part: part["name"], first, second)
-    pairs = _pair_by(lambda part: part["digest"] or part["name"], first, second)
-    only_first = [part for part, other in pairs if part and not other]
-    only_second = [part for other, part in pairs if part and not other]
-    changed = _pair_by(
-        lambda part: part["digest" if NUMBERED.fullmatch(part["name"]) else "name"],
-        only_first,
-        only_second,
-    )
-    found = [pair for pair in pairs if None not in pair] + changed
+        return _pair_by(_name, first, second)
+    pairs = _pair_by(_digest_or_name, first, second)
+    in_both = [pair for pair in pairs if None not in pair]
+    only_first = [part for part, other in pairs if part is not None and other is None]
+    only_second = [other for part, other in pairs if other is not None and part is None]
+    changed = _pair_by(_given_name_or_digest, only_first, only_second)
     places = {id(part): place for place, part in enumerate([*first, *second])}
-    return sorted(found, key=lambda pair: places[id(pair[0] or pair[1])])
+
+    def place(pair: Pair) -> int:
+        """Return the place of a pair among the parts of both answers, by its first part."""
+        return places[id(pair[1] if pair[0] is None else pair[0])]
+
+    return sorted(in_both + changed, key=place)
+
+
+def _name(part: Part) -> str:
+    """Return a part's name."""
+    return part["name"]
+
+
+def _digest_or_name(part: Part) -> str:
+    """Return the digest of a document's text, or the name of another part."""
+    return part["digest"] or part["name"]
+
+
+def _given_name_or_digest(part: Part) -> str:
+    """Return the name that a user gave a part; a document that was only numbered has a digest."""
+    return part["digest"] if NUMBERED.fullmatch(part["name"]) else part["name"]
 
 
 def _pair_by(
@@ -178,11 +191,12 @@ def _pair_by(
 def _pair_alike(first: Sequence[Part], second: Sequence[Part]) -> list[Pair]:
     """Pair parts that are alike, such as documents of one text: those of one name together."""
     shared = {part["name"] for part in first} & {part["name"] for part in second}
-    ours, theirs = (
-        sorted(parts, key=lambda part: (part["name"] not in shared, part["name"]))
-        for parts in (first, second)
-    )
-    return list(zip_longest(ours, theirs))
+
+    def shared_first(part: Part) -> tuple[bool, str]:
+        """Return a key by which parts of names that both have come first."""
+        return part["name"] not in shared, part["name"]
+
+    return list(zip_longest(sorted(first, key=shared_first), sorted(second, key=shared_first)))
 
 
 def _compare_pair(pair: Pair) -> ComparedPart:

@@ -9,7 +9,7 @@ import numpy as np
 
 from lim_jax._checks import require
 from lim_jax.attribution.answer import Answer
-from lim_jax.attribution.answer_comparison import ANSWER, ComparedAnswers
+from lim_jax.attribution.answer_comparison import ANSWER, AnswerRecord, ComparedAnswers
 from lim_jax.attribution.mean_scores import ScoresOfContexts
 from lim_jax.attribution.method import Scores
 from lim_jax.attribution.orders import ShuffledShares
@@ -61,9 +61,9 @@ def write_contexts(
     totals = by_region.sum(axis=1)
     parts = by_region / np.where(totals > 0, totals, 1)[:, None]
     lengths = map(len, measured.energies)
-    columns = numbers, measured.names, lengths, measured.asked, totals.tolist()
-    rows = zip(*columns, *parts.T.tolist(), strict=True)
-    write_table(folder / "contexts.csv", FILES["contexts.csv"], rows)
+    columns = [numbers, measured.names, lengths, measured.asked, totals.tolist()]
+    columns += parts.T.tolist()
+    write_table(folder / "contexts.csv", FILES["contexts.csv"], zip(*columns, strict=True))
     records = _shares_by_context(measured, shares, numbers)
     write_table(folder / "records_by_context.csv", FILES["records_by_context.csv"], records)
 
@@ -147,17 +147,21 @@ def tokens_table(result: Measured) -> Iterator[tuple[Any, ...]]:
 
 def _by_token(tokens: Sequence[str], *columns: Any) -> Iterator[tuple[Any, ...]]:
     """Yield a row for each token: its number, its text, its piece, and its entry of each column."""
-    rows = zip(_pieces(tokens), *(column.tolist() for column in columns), strict=True)
-    return ((at, *piece, *numbers) for at, (piece, *numbers) in enumerate(rows))
+    lists = [column.tolist() for column in columns]
+    rows = zip(_pieces(tokens), *lists, strict=True)
+    for number, ((text, piece), *numbers) in enumerate(rows):
+        yield number, text, piece, *numbers
 
 
 def _pieces(tokens: Sequence[str]) -> list[tuple[str, str]]:
     """Return the text that each token shows, and which piece of a character it is, such as 1/3."""
-    return [
-        (text, f"{piece}/{len(group)}" if len(group) > 1 else "")
-        for text, group in group_tokens(tokens)
-        for piece in range(1, len(group) + 1)
-    ]
+    pieces = []
+    for text, group in group_tokens(tokens):
+        if len(group) == 1:
+            pieces.append((text, ""))
+        else:
+            pieces += [(text, f"{number + 1}/{len(group)}") for number in range(len(group))]
+    return pieces
 
 
 def plain_estimate(part: Any) -> dict[str, Any]:
@@ -213,13 +217,20 @@ def _matrix(scores: Scores) -> Iterator[tuple[Any, ...]]:
 
 def write_compared_answers(comparison: ComparedAnswers, folder: Path) -> None:
     """Write compare.json and records.csv."""
-    entries = ("question", "answer", "foil", "given")
-    pairs = zip(comparison.names, comparison.answers, strict=True)
-    both = [{"name": name} | {entry: answer[entry] for entry in entries} for name, answer in pairs]
-    by_side = dict(zip(("first", "second"), both, strict=True))
-    method = comparison.answers[0]["method"]
-    records = [part._asdict() for part in comparison.parts]
-    document = {"finding": comparison.finding, "method": method, **by_side, "records": records}
+    first, second = comparison.answers
+    document = {
+        "finding": comparison.finding,
+        "method": first["method"],
+        "first": _compared_answer(comparison.names[0], first),
+        "second": _compared_answer(comparison.names[1], second),
+        "records": [part._asdict() for part in comparison.parts],
+    }
     write_json(folder / "compare.json", document)
     names = FILES["compare, records.csv of answers"]
     write_table(folder / "records.csv", names, comparison.parts)
+
+
+def _compared_answer(name: str, answer: AnswerRecord) -> dict[str, Any]:
+    """Return what compare.json holds of one of its answers."""
+    entries = ("question", "answer", "foil", "given")
+    return {"name": name, **{entry: answer[entry] for entry in entries}}

@@ -96,8 +96,9 @@ def score_contexts(
         context_run = run.within(f"{number}")._replace(
             bar=no_bar, prefix=partial(prefix_of, number), texts=partial(texts_of, number)
         )
-        cut = [whole_answer(context)], context_segments(context)
-        rows.append(score(network, context, *cut, loss_kind(loss).loss, context_run))
+        answer = [whole_answer(context)]
+        parts = context_segments(context)
+        rows.append(score(network, context, answer, parts, loss_kind(loss).loss, context_run))
     return ScoresOfContexts(method, contexts, rows, mean_scores_of_parts(contexts, rows))
 
 

@@ -44,8 +44,10 @@ def _reading_operations(reader: Any, width: int, tokens: int) -> int:
     """
     if isinstance(reader, SumOfFields):
         return sum(_reading_operations(part, width, tokens) for part in reader.sublayers)
+    if isinstance(reader, CausalAttention):
+        return 2 * width * tokens**2
     if not isinstance(reader, RecurrentMixer):
-        return 2 * width * tokens**2 if isinstance(reader, CausalAttention) else 0
+        return 0
     groups, size = reader.key.shape[-3:-1]
     heads, features = reader.value.shape[-3:-1]
     keys = (groups, tokens, size)
@@ -77,13 +79,12 @@ def _count_weights(layer: Any) -> int:
 
     count = 0
     for node in jax.tree.leaves(layer, is_leaf=is_mixture):
+        leaves = [leaf for leaf in jax.tree.leaves(node) if hasattr(leaf, "shape")]
+        count += sum(math.prod(leaf.shape) for leaf in leaves)
         if is_mixture(node):
-            experts = node.router.shape[-2]
-            every = _count_weights(node.experts)
-            count -= every - every * node.routing.top // experts
-        count += sum(
-            math.prod(leaf.shape) for leaf in jax.tree.leaves(node) if hasattr(leaf, "shape")
-        )
+            of_all_experts = _count_weights(node.experts)
+            of_chosen = of_all_experts * node.routing.top // node.router.shape[-2]
+            count -= of_all_experts - of_chosen
     return count
 
 

@@ -68,12 +68,18 @@ def scores_by_context(
             if part not in scores_of_context and not is_document(*part):
                 continue
             if part not in parts:
-                parts[part] = PartByContext(*part, *np.full((3, len(contexts)), np.nan))
+                parts[part] = _part_of_no_context(*part, len(contexts))
             by_context = parts[part]
             by_context.scores[number] = scores_of_context.get(part, 0.0)
             by_context.tokens[number] = positions.size
             by_context.token_shares[number] = positions.size / context.length
     return sorted(parts.values(), key=lambda part: part.kind == UNNAMED)
+
+
+def _part_of_no_context(name: str, kind: str, contexts: int) -> PartByContext:
+    """Return a part that no context has yet."""
+    scores = np.full(contexts, np.nan)
+    return PartByContext(name, kind, scores, tokens=scores.copy(), token_shares=scores.copy())
 
 
 def is_document(name: str, kind: str) -> bool:
@@ -188,7 +194,11 @@ def mean_shares(
         for part, positions in iterate_parts(context):
             by_text[part].update(sum_by_text(context.tokens, shares_of_tokens, positions.tolist()))
             texts[part].add(part_text(context, positions))
-    return [_mean_share(part, by_text[part[:2]], len(texts[part[:2]])) for part in shares]
+    means = []
+    for part in shares:
+        label = (part.name, part.kind)
+        means.append(_mean_share(part, by_text[label], len(texts[label])))
+    return means
 
 
 def _mean_share(part: PartByContext, by_text: Counter, texts: int) -> MeanShare:

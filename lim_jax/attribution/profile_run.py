@@ -76,10 +76,10 @@ class Measured(NamedTuple):
     @property
     def influences(self) -> dict[str, Influence]:
         """The influences by the names of their files."""
-        rest = self.without_queries
-        return {"influence": self.influence} | (
-            {} if rest is None else {"influence_without_queries": rest}
-        )
+        influences = {"influence": self.influence}
+        if self.without_queries is not None:
+            influences["influence_without_queries"] = self.without_queries
+        return influences
 
 
 def measure(
@@ -105,8 +105,14 @@ def measure(
     accounts = []
     if contexts_on_page:
         page = within_checkpoint(checkpoint, "page")
-        page_inputs = network, windows[:contexts_on_page], queries[:contexts_on_page]
-        accounts = accounts_of_contexts(*page_inputs, loss=loss, checkpoint=page, bar=bar)
+        accounts = accounts_of_contexts(
+            network,
+            windows[:contexts_on_page],
+            queries[:contexts_on_page],
+            loss=loss,
+            checkpoint=page,
+            bar=bar,
+        )
     reused = 0 if network.flow.is_offloaded else len(accounts)
     energies = [np.asarray(account.energy) for account in accounts[:reused]]
     if reused < len(contexts):
@@ -156,8 +162,9 @@ def accounts_of_contexts(
 
     def break_down(number: int) -> TokenBreakdown:
         """Break down the influence of one context by token."""
-        context = windows[number], query_weights[number]
-        return explanations.account_of_context(network, *context, depth, loss, progress=layers)
+        return explanations.account_of_context(
+            network, windows[number], query_weights[number], depth, loss, progress=layers
+        )
 
     numbers = bar(range(len(windows)), desc="page", unit="context")
     if checkpoint is None:

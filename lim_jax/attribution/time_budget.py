@@ -152,14 +152,16 @@ def estimate_seconds(
     padding = fitted_padding(lengths)
     passes = [pass_operations(network, padded_size(network, length, padding)) for length in lengths]
     # Weights that are left in their files are read for a page and for energies.
-    twice = network.flow.is_offloaded
-    measured = ENERGIES / 3 * cost * sum(passes if twice else passes[contexts_on_page:])
-    total = measured + PAGE * sum(passes[:contexts_on_page]) + sum(passes[:contexts_to_answer])
+    is_measured_twice = network.flow.is_offloaded
+    measured = passes if is_measured_twice else passes[contexts_on_page:]
+    of_energies = ENERGIES / 3 * cost * sum(measured)
+    of_page = PAGE * sum(passes[:contexts_on_page])
+    total = of_energies + of_page + sum(passes[:contexts_to_answer])
     width = network.embedding.shape[1]
     compute = compute or network.flow.compute
-    each = 1 / product_rate(width, None)
-    product = each if compute is None else 1 / product_rate(width, compute)
-    return COMPILING + total * (product + (1 / PASS_RATE - 1) * each)
+    seconds_in_full = 1 / product_rate(width, None)  # of one operation of a product
+    seconds = seconds_in_full if compute is None else 1 / product_rate(width, compute)
+    return COMPILING + total * (seconds + (1 / PASS_RATE - 1) * seconds_in_full)
 
 
 def _certificate_seconds(network: CausalLM, length: int, contexts: int, gradient: float) -> float:

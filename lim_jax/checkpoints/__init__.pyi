@@ -1,3 +1,4 @@
+from . import activations as activations
 from . import checkpoint as checkpoint
 from . import decoder as decoder
 from . import expert_sublayers as expert_sublayers
@@ -10,6 +11,7 @@ from . import gguf_tokenizer as gguf_tokenizer
 from . import hub as hub
 from . import implied_options as implied_options
 from . import integers as integers
+from . import latent_sublayer as latent_sublayer
 from . import multimodal as multimodal
 from . import options as options
 from . import placement as placement

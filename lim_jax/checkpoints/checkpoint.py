@@ -69,13 +69,15 @@ class Checkpoint(NamedTuple):
         """Return a function that reads some rows of one tensor, in the precision of its own."""
         require_tensor(self.files, name)
         name = self.aliases.get(name, name)
-        row_readers = {"fp8": self._fp8_rows, "nvfp4": self._nvfp4_rows, "mxfp4": self._mxfp4_rows}
         packing = None if self.quantisation is None else self.quantisation.packing
         if packing is not None and integers.is_packed(packing, name, self.stored):
             words = self._stored_shape(name) if name in self.stored else ()
             return integers.packed_rows(packing, self._part, self.stored, name, shape, words)
         scheme = self._scheme(name, shape)
-        return (self._rows if scheme is None else row_readers[scheme])(name, shape)
+        if scheme is None:
+            return self._rows(name, shape)
+        row_readers = {"fp8": self._fp8_rows, "nvfp4": self._nvfp4_rows, "mxfp4": self._mxfp4_rows}
+        return row_readers[scheme](name, shape)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor as its file holds it."""
@@ -89,7 +91,7 @@ class Checkpoint(NamedTuple):
 
     def __repr__(self) -> str:
         """Name the family, and count tensors and files."""
-        files = f"{len(self.paths)} file{'s' * (len(self.paths) > 1)}"
+        files = "1 file" if len(self.paths) == 1 else f"{len(self.paths)} files"
         return f"Checkpoint({self.family}, {len(self.files)} tensors in {files})"
 
     @property
@@ -159,6 +161,8 @@ class Checkpoint(NamedTuple):
     ) -> ReadRows:
         """Check a tensor's precision and shape, and return a function that reads some rows."""
         precision = self._require_stored(name, shape, precisions)
+        if precision == EIGHT_BITS:
+            return _bytes(self.stored[name], name, shape)
 
         def rows(part: slice) -> np.ndarray:
             """Read some rows, from a file that is opened for this read alone."""
@@ -166,20 +170,21 @@ class Checkpoint(NamedTuple):
             with _open(self.stored[name]) as file:
                 return file.get_slice(name)[part] if shape else file.get_tensor(name)[None]
 
-        return rows if precision != EIGHT_BITS else _bytes(self.stored[name], name, shape)
+        return rows
 
     def _fp8_rows(self, name: str, shape: tuple[int, ...]) -> ReadRows:
         """Return a function that reads and dequantises some rows of an FP8 matrix."""
         assert self.quantisation is not None
-        block = [size or n for size, n in zip(self.quantisation.block, shape, strict=True)]
+        rows, columns = shape
+        block_rows, block_columns = self.quantisation.block
+        block = (block_rows or rows, block_columns or columns)
+        blocks = (-(-rows // block[0]), -(-columns // block[1]))
         numbers = self._rows(name, shape, (EIGHT_BITS,))
-        blocks = tuple(-(-n // size) for n, size in zip(shape, block, strict=True))
-        scale_names = [name + end for end in quantised_formats.SCALE if name + end in self.stored]
-        scales = self._scales(
-            scale_names[0] if scale_names else name + quantised_formats.SCALE[0], blocks
-        )
+        names = [name + end for end in quantised_formats.SCALE]
+        stored = [scale for scale in names if scale in self.stored]
+        scales = self._scales(stored[0] if stored else names[0], blocks)
         return lambda part: quantised_formats.dequantise_fp8(
-            numbers(part), scales, part.start, (block[0], block[1])
+            numbers(part), scales, part.start, block
         )
 
     def _nvfp4_rows(self, name: str, shape: tuple[int, ...]) -> ReadRows:
@@ -221,8 +226,8 @@ class Checkpoint(NamedTuple):
                 name, precision in PRECISIONS, f"the precision {precision}", ", ".join(PRECISIONS)
             )
             scales = file.get_tensor(name).astype(np.float64)
-        squeezed = [tuple(n for n in sizes if n != 1) for sizes in (scales.shape, shape)]
-        require_shape(name, scales.shape, scales.shape if len(set(squeezed)) == 1 else shape)
+        if _without_ones(scales.shape) != _without_ones(shape):
+            require_shape(name, scales.shape, shape)
         return scales.reshape(shape)
 
     def _mxfp4_rows(self, name: str, shape: tuple[int, ...]) -> ReadRows:
@@ -241,6 +246,11 @@ class Checkpoint(NamedTuple):
         )
         scales = self._rows(name + quantised_formats.SCALES, scale_shape, (BYTES,))
         return lambda part: quantised_formats.dequantise_mxfp4(blocks(part), scales(part))
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape without its axes of size one."""
+    return tuple(size for size in shape if size != 1)
 
 
 def read_rows(name: str, shape: tuple[int, ...], dtype: str, rows: ReadRows) -> np.ndarray:
@@ -415,9 +425,11 @@ def _sharded(folder: Path) -> dict[str, Path]:
         "folder", not beside, f"{got}, in {folder}", "one of the two", "Move one of them away."
     )
     names_by_file = {file: set(_names(folder / file)) for file in sorted(set(weight_map.values()))}
-    stated = {file: {n for n, f in weight_map.items() if f == file} for file in names_by_file}
-    for file in names_by_file:
-        for name in sorted(names_by_file[file] ^ stated[file]):
+    stated_names = {file: set() for file in names_by_file}
+    for name, file in weight_map.items():
+        stated_names[file].add(name)
+    for file, names in names_by_file.items():
+        for name in sorted(names ^ stated_names[file]):
             require_in(
                 INDEX,
                 False,

@@ -74,26 +74,14 @@ def _expert_counts(options: Configuration) -> dict[str, Any]:
 def _gemma4(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
     """Return Gemma 4's options: full layers have head sizes of their own, and perhaps no values."""
     kinds = _kinds(options, sizes, 6)
-    depth = sizes["num_hidden_layers"]
     small = options.get_int("attention.key_length_swa")
-    name = "attention.head_count_kv"
     for other in ("attention.value_length_swa", "rope.dimension_count_swa"):
         _require_same(options, other, small, "attention.key_length_swa")
-    groups = options.get(name, sizes["num_attention_heads"])
-    groups = groups if isinstance(groups, list) else depth * [groups]
-    groups_by_kind = {
-        kind: {n for n, of in zip(groups, kinds, strict=False) if of == kind}
-        for kind in (SLIDING, FULL)
-    }
-    same = len(groups) == depth and all(len(counts) == 1 for counts in groups_by_kind.values())
-    same = same and all(type(n) is int and n > 0 for n in groups)
-    options.require(name, groups, same, "one number for each kind of layers")
-    (sliding,), (full,) = groups_by_kind.values()
+    kv_heads = _kv_heads_by_kind(options, sizes, kinds)
     rope = sizes["rope_parameters"]
-    full_sizes = {"head_dim": sizes["head_dim"]}
-    full_sizes["num_key_value_heads"] = full
+    full_sizes = {"head_dim": sizes["head_dim"], "num_key_value_heads": kv_heads[FULL]}
     config = {
-        "head_dim": small, "num_key_value_heads": sliding, "layer_types": kinds,
+        "head_dim": small, "num_key_value_heads": kv_heads[SLIDING], "layer_types": kinds,
         "per_layer_config": {f"{k}": full_sizes for k, kind in enumerate(kinds) if kind == FULL},
         "attention_k_eq_v": f"blk.{kinds.index(FULL)}.attn_v.weight" not in tensors,
         "sliding_window": options.get_int("attention.sliding_window"),
@@ -115,6 +103,21 @@ def _gemma4(options: Configuration, sizes: Options, tensors: Tensors) -> dict[st
             moe_intermediate_size="expert_feed_forward_length",
         )
     )
+
+
+def _kv_heads_by_kind(options: Configuration, sizes: Options, kinds: list[str]) -> dict[str, int]:
+    """Return the key heads of sliding and of full layers; raise ValueError if either differ."""
+    name = "attention.head_count_kv"
+    depth = sizes["num_hidden_layers"]
+    stated = options.get(name, sizes["num_attention_heads"])
+    by_layer = stated if isinstance(stated, list) else depth * [stated]
+    counts = {SLIDING: set(), FULL: set()}
+    for count, kind in zip(by_layer, kinds, strict=False):
+        counts[kind].add(count)
+    is_positive = all(type(count) is int and count > 0 for count in by_layer)
+    is_alike = len(by_layer) == depth and all(len(some) == 1 for some in counts.values())
+    options.require(name, by_layer, is_positive and is_alike, "one number for each kind of layers")
+    return {kind: some.pop() for kind, some in counts.items()}
 
 
 def _proportional(rope: Options, head_dim: int) -> Options:
@@ -393,6 +396,29 @@ def _llama(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str
     return _bias_options(options, sizes, tensors)
 
 
+def _granitemoe(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
+    """Return Granite's options and the counts of its experts."""
+    return _granite(options, sizes, tensors) | _expert_counts(options)
+
+
+def _gpt2(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
+    """Return GPT-2's positions, which are learned and not rotary."""
+    return {"rope_parameters": None}
+
+
+def _gptneox(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
+    """Return whether GPT-NeoX's sublayers read the same state."""
+    return {"use_parallel_residual": _flag(options, "use_parallel_residual", True)}
+
+
+def _seed_oss(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
+    """Return which of Seed-OSS's matrices have biases."""
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "attention_out_bias": "blk.0.attn_output.bias" in tensors,
+    }
+
+
 def _with_biases(option: str) -> Reading:
     """Return a reader that sets `option` to whether the queries have a bias."""
     return lambda options, sizes, tensors: {option: "blk.0.attn_q.bias" in tensors}
@@ -423,8 +449,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4": Architecture("glm4", _with_biases("attention_bias"), partial_rotary=True),
     "gpt-oss": Architecture("gpt_oss", _gpt_oss),
     "gpt2": Architecture(
-        "gpt2", lambda *_: {"rope_parameters": None},  # its positions are learned
-        layer_norm_eps="layer_norm_epsilon",
+        "gpt2", _gpt2, layer_norm_eps="layer_norm_epsilon",
         names={
             "hidden_size": "n_embd", "num_hidden_layers": "n_layer",
             "num_attention_heads": "n_head", "intermediate_size": "n_inner",
@@ -432,16 +457,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
     ),
     "gptneox": Architecture(
-        "gpt_neox",
-        lambda options, *_: {
-            "use_parallel_residual": _flag(options, "use_parallel_residual", True)
-        },
-        partial_rotary=True, layer_norm_eps="layer_norm_eps",
+        "gpt_neox", _gptneox, partial_rotary=True, layer_norm_eps="layer_norm_eps"
     ),
     "granite": Architecture("granite", _granite, permuted=True),
-    "granitemoe": Architecture(
-        "granitemoe", lambda *file: _granite(*file) | _expert_counts(file[0]), permuted=True
-    ),
+    "granitemoe": Architecture("granitemoe", _granitemoe, permuted=True),
     "llama": Architecture("llama", _llama, permuted=True),
     "llama4": Architecture("llama4_text", _llama4),
     "mistral3": Architecture("ministral3", _mistral3, permuted=True),
@@ -452,13 +471,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3moe": Architecture("qwen3_moe", _qwen3moe),
     "qwen3vl": Architecture("qwen3", _qwen3vl),
     "qwen3vlmoe": Architecture("qwen3_moe", _qwen3vl),
-    "seed_oss": Architecture(
-        "seed_oss",
-        lambda options, sizes, tensors: {
-            "attention_bias": "blk.0.attn_q.bias" in tensors,
-            "attention_out_bias": "blk.0.attn_output.bias" in tensors,
-        },
-    ),
+    "seed_oss": Architecture("seed_oss", _seed_oss),
     "smollm3": Architecture("smollm3", _bias_options, permuted=True),
     "starcoder2": Architecture(
         "starcoder2", _with_biases("use_bias"), layer_norm_eps="norm_epsilon"
@@ -575,8 +588,9 @@ def _yarn(options: Configuration, architecture: Architecture) -> dict[str, Any]:
         require_in(GGUF, times > 0, f"rope.scaling.yarn_log_multiplier = {multiplier}", "none")
         weight = round(times * options.get_positive("rope.scaling.yarn_log_multiplier"), 6)
         scaling |= {"mscale": weight, "mscale_all_dim": weight}  # llama.cpp takes both for one
-    # gpt-oss's publisher rounds no bounds; the file does not say it.
-    return scaling | ({"truncate": False} if architecture.family == "gpt_oss" else {})
+    if architecture.family == "gpt_oss":  # whose publisher rounds no bounds; no file says it
+        scaling["truncate"] = False
+    return scaling
 
 
 def _rotary_dim(options: Configuration, head_dim: int, architecture: Architecture) -> int:

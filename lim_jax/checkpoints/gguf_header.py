@@ -101,11 +101,10 @@ def read_header(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
     if count in (0, 1):
         return tensors, options
     name = NAME_OF_PART.fullmatch(file.name)
-    first = name is not None and int(name[2]) == 1 and int(name[3]) == count
-    first = first and options.get("split.no") == 0
+    is_named_first = name is not None and int(name[2]) == 1 and int(name[3]) == count
     require_in(
         file.name,
-        first,
+        is_named_first and options.get("split.no") == 0,
         f"split.count = {count} and split.no = {options.get('split.no')}",
         f"the name of the first of {count} files, which ends in -00001-of-{count:05}.gguf",
         "Pass the first file; the others lie beside it.",
@@ -122,16 +121,17 @@ def read_header(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
     )
     for number, other in enumerate(names, 1):
         part = file.with_name(other)
-        more, its = _read_one(part)
-        is_next = its.get("split.no") == number and its.get("split.count") == count
-        is_next = is_next and not more.keys() & tensors.keys()
+        part_tensors, part_options = _read_one(part)
+        stated_number = part_options.get("split.no")
+        stated_count = part_options.get("split.count")
+        is_next = stated_number == number and stated_count == count
         require_in(
             part.name,
-            is_next,
-            f"split.no = {its.get('split.no')} of {its.get('split.count')}, or tensors twice",
+            is_next and not part_tensors.keys() & tensors.keys(),
+            f"split.no = {stated_number} of {stated_count}, or tensors twice",
             f"number {number} of {count}",
         )
-        tensors |= more
+        tensors |= part_tensors
     stated = options.get("split.tensors.count", len(tensors))
     require_in(
         file.name,
@@ -174,13 +174,10 @@ def _parse(file: Path, header: _Header) -> tuple[dict[str, Stored], dict[str, An
         if name in options:
             raise ValueError(f"the name {name!r} twice")
         options[name] = header.value(header.integer(4))
-    infos = [_info(header) for _ in range(num_tensors)]
+    named = [_tensor(file, header) for _ in range(num_tensors)]
     alignment = options.get("general.alignment", 32)
     start = -(-header.stream.tell() // alignment) * alignment
-    tensors = {
-        name: Stored(file, kind, shape, rows, start + offset)
-        for name, kind, shape, rows, offset in infos
-    }
+    tensors = {name: tensor._replace(offset=start + tensor.offset) for name, tensor in named}
     ends = [tensor.offset + math.prod(tensor.byte_shape) for tensor in tensors.values()]
     empty = any(min(tensor.shape) < 1 for tensor in tensors.values())
     if len(tensors) < num_tensors or max(ends, default=0) > header.size or empty:
@@ -188,10 +185,12 @@ def _parse(file: Path, header: _Header) -> tuple[dict[str, Stored], dict[str, An
     return tensors, options
 
 
-def _info(header: _Header) -> tuple[str, Any, tuple[int, ...], tuple[int, ...], int]:
-    """Parse one tensor's name, quantisation, shapes and offset."""
+def _tensor(file: Path, header: _Header) -> tuple[str, Stored]:
+    """Parse one tensor's name, and how it lies in the file, its offset from where data begins."""
     name = header.text()
     axes = header.integer(4)
     shape = tuple(reversed(header.numbers(10, axes)))
     kind = gguf.GGMLQuantizationType(header.integer(4))
-    return name, kind, shape, tuple(gguf.quant_shape_to_byte_shape(shape, kind)), header.integer()
+    byte_shape = tuple(gguf.quant_shape_to_byte_shape(shape, kind))
+    offset = header.integer()
+    return name, Stored(file, kind, shape, byte_shape, offset)

@@ -223,17 +223,26 @@ def _sentencepiece_tokenizer(words: dict[str, int], header: Mapping[str, Any]) -
 
 def _pairs(words: dict[str, int], header: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the pairs to merge in order: a file's merges, or all cuts of words by score."""
-    if (merges := header.get("tokenizer.ggml.merges")) is not None:
-        return [tuple(merge.split(" ", 1)) for merge in merges]
+    merges = header.get("tokenizer.ggml.merges")
+    if merges is None:
+        return _pairs_by_score(words, header)
+    return [tuple(merge.split(" ", 1)) for merge in merges]
+
+
+def _pairs_by_score(words: dict[str, int], header: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return all cuts of words into two words, those of the highest scores first."""
     # As in the publishers' conversion of SentencePiece's models to tokenizer.json: Gemma's words
     # stand in their order, those of others are scored.
     ordered = str(header.get("general.architecture")).startswith("gemma")
     scores = [-index for index in words.values()] if ordered else header["tokenizer.ggml.scores"]
-    pairs = []
+    scored_pairs = []
     for word, score, kind in zip(words, scores, header["tokenizer.ggml.token_type"], strict=True):
-        cuts = [(word[:at], word[at:]) for at in range(1, len(word))] if kind == NORMAL else []
-        merges_of_word = [cut for cut in cuts if cut[0] in words and cut[1] in words]
-        merges_of_word.sort(key=lambda cut: (words[cut[0]], words[cut[1]]))
-        pairs += [(score, len(cut[0]), len(cut[1]), cut) for cut in merges_of_word]
-    pairs.sort(key=lambda pair: pair[:3], reverse=True)
-    return [cut for *_, cut in pairs]
+        if kind != NORMAL:
+            continue
+        cuts = [(word[:at], word[at:]) for at in range(1, len(word))]
+        pairs = [(first, second) for first, second in cuts if first in words and second in words]
+        pairs.sort(key=lambda pair: (words[pair[0]], words[pair[1]]))
+        scored_pairs += [(score, pair) for pair in pairs]
+    # Of one score longer words go first; a stable sort keeps what is equal in order.
+    scored_pairs.sort(key=lambda scored: (scored[0], *map(len, scored[1])), reverse=True)
+    return [pair for _, pair in scored_pairs]

@@ -44,15 +44,25 @@ def model_path(path: AnyPath, *, download: bool = False) -> Path:
     )
     _require_public(local, name)
     if download:
-        try:
-            options = {"revision": revision, "allow_patterns": READ}
-            return Path(huggingface_hub.snapshot_download(name, **options))
-        except OSError as error:  # no network, no such name, no access: all these are the package's
-            reason = str(error).strip().splitlines()[0]
-            raise Refusal(
-                f"path: got {local.as_posix()!r}, which cannot be downloaded ({reason}), expected "
-                f"{EXPECTED}. {OFFLINE}"
-            ) from error
+        return _download(local, name, revision)
+    return _cached_folder(local, name, revision)
+
+
+def _download(local: Path, name: str, revision: str | None) -> Path:
+    """Download what is read of a model, and return its folder in the cache."""
+    try:
+        options = {"revision": revision, "allow_patterns": READ}
+        return Path(huggingface_hub.snapshot_download(name, **options))
+    except OSError as error:  # no network, no such name, no access: all these are the package's
+        reason = str(error).strip().splitlines()[0]
+        raise Refusal(
+            f"path: got {local.as_posix()!r}, which cannot be downloaded ({reason}), expected "
+            f"{EXPECTED}. {OFFLINE}"
+        ) from error
+
+
+def _cached_folder(local: Path, name: str, revision: str | None) -> Path:
+    """Return a model's folder in the cache; raise ValueError if it is not there."""
     # An adapter's folder has no configuration, and is refused for what it is.
     look = huggingface_hub.try_to_load_from_cache
     paths = (look(name, file, revision=revision) for file in FILES)
@@ -98,11 +108,11 @@ def _cached_revisions(name: str) -> list[str]:
         repositories = huggingface_hub.scan_cache_dir(cache).repos
     except huggingface_hub.errors.CacheNotFound:
         return []
-    return sorted(
-        label
-        for repository in repositories
-        if (repository.repo_id, repository.repo_type) == (name, "model")
-        for revision in repository.revisions
-        if any(file.file_name in FILES for file in revision.files)
-        for label in revision.refs or {revision.commit_hash}
-    )
+    labels = []
+    for repository in repositories:
+        if repository.repo_type != "model" or repository.repo_id != name:
+            continue
+        for revision in repository.revisions:
+            if any(file.file_name in FILES for file in revision.files):
+                labels += revision.refs or [revision.commit_hash]
+    return sorted(labels)

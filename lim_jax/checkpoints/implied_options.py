@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from lim_jax.checkpoints import sublayers
+from lim_jax.checkpoints.activations import ACTIVATIONS
 from lim_jax.checkpoints.expert_sublayers import Mixture
 from lim_jax.checkpoints.options import Configuration
 from lim_jax.checkpoints.recipe import Recipe
 from lim_jax.checkpoints.rope_config import CHUNKED, FULL, SLIDING
-from lim_jax.checkpoints.tensor_reader import ACTIVATIONS
 from lim_jax.network.experts import Routing
 from lim_jax.network.masks import AttentionMask
 from lim_jax.network.positions import Alibi, Tempered
@@ -45,9 +45,8 @@ USUAL = {
     "use_cla": False, "use_double_wide_mlp": False, "use_mrope": False,
 }  # fmt: skip
 COUNTS = "num_experts", "num_local_experts", "n_routed_experts"
-SHARED = (
-    "n_shared_experts",
-    "num_shared_experts",
+SHARED_COUNTS = "n_shared_experts", "num_shared_experts"
+SHARED_SIZES = (
     "shared_expert_intermediate_size",
     "shared_intermediate_size",
     "moe_shared_expert_intermediate_size",
@@ -69,12 +68,14 @@ def implied_options(config: Configuration, recipe: Recipe) -> Values:
     described: dict[str, Any] = dict(USUAL)
     described |= {name: getattr(sizes, size) for size, names in SIZES.items() for name in names}
     described |= _attention_options(recipe) | _residual_options(recipe)
-    described |= (
-        _mixture_options(network) if isinstance(network, Mixture) else _dense_options(config)
-    )
+    if isinstance(network, Mixture):
+        described |= _mixture_options(network)
+    else:
+        described |= _dense_options(config)
     implied: dict[str, tuple[Any, ...]] = {name: (value,) for name, value in described.items()}
     acts = tuple(name for name, act in ACTIVATIONS.items() if act is recipe.activation)
-    acts += ("swiglu",) if "silu" in acts and network in GATED else ()
+    if "silu" in acts and network in GATED:
+        acts += ("swiglu",)
     return {**implied, **dict.fromkeys(ACTS, acts), **_window_options(config, recipe.masks)}
 
 
@@ -146,23 +147,32 @@ def _residual_options(recipe: Recipe) -> dict[str, Any]:
 
 def _window_options(config: Configuration, masks: tuple[AttentionMask, ...]) -> Values:
     """Return the values of options about windows; some may have any if no layer slides."""
-    kinds = [SLIDING if mask.window else CHUNKED if mask.chunk else FULL for mask in masks]
+    kinds = list(map(_kind_of, masks))
     windows = {mask.window for mask in masks} - {None}
     rotated = [int(mask.rotary_dim > 0) for mask in masks]
     implied = {"use_sliding_window": (bool(windows),), "sliding_window": tuple(windows)}
     implied |= {"layer_types": (kinds,), "no_rope_layers": (rotated,)}
-    if not windows:
-        names = ["max_window_layers"]
-        names += ["sliding_window"] if config.options.get("use_sliding_window") is False else []
-        implied |= {name: (config.options.get(name),) for name in names}
+    if windows:
+        return implied
+    implied["max_window_layers"] = (config.options.get("max_window_layers"),)
+    if config.options.get("use_sliding_window") is False:
+        implied["sliding_window"] = (config.options.get("sliding_window"),)
     return implied
+
+
+def _kind_of(mask: AttentionMask) -> str:
+    """Return the kind of a layer, as ``layer_types`` names it, by its mask."""
+    if mask.window is not None:
+        return SLIDING
+    return FULL if mask.chunk is None else CHUNKED
 
 
 def _dense_options(config: Configuration) -> dict[str, Any]:
     """Return the values of options of a network without experts; a router's may have any value."""
-    none = not any(config.options.get(name) for name in COUNTS)
-    idle = {name: config.options.get(name) for name in (*TOPS, *ROUTER_OPTIONS)} if none else {}
-    return dict.fromkeys((*COUNTS, *SHARED), 0) | dict.fromkeys(TOPS, 0) | idle
+    implied: dict[str, Any] = dict.fromkeys((*COUNTS, *SHARED_COUNTS, *SHARED_SIZES, *TOPS), 0)
+    if not any(config.options.get(name) for name in COUNTS):
+        implied |= {name: config.options.get(name) for name in (*TOPS, *ROUTER_OPTIONS)}
+    return implied
 
 
 def _mixture_options(mixture: Mixture) -> dict[str, Any]:
@@ -174,7 +184,7 @@ def _mixture_options(mixture: Mixture) -> dict[str, Any]:
     count = shared // mixture.intermediate_size
     implied = {
         **dict.fromkeys(COUNTS, mixture.num_experts), **dict.fromkeys(TOPS, routing.top),
-        **dict.fromkeys(SHARED[:2], count), **dict.fromkeys(SHARED[2:], shared),
+        **dict.fromkeys(SHARED_COUNTS, count), **dict.fromkeys(SHARED_SIZES, shared),
         "moe_intermediate_size": mixture.intermediate_size, "mlp_only_layers": sorted(dense),
         "n_group": routing.groups, "num_expert_groups": routing.groups,
         "topk_group": routing.topk_group, "num_limited_groups": routing.topk_group,

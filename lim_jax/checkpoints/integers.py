@@ -84,23 +84,30 @@ def packed_rows(
         f"unquantised numbers of shape {shape}",
         UNQUANTISED,
     )
-    read = {"pack-quantized": _compressed_rows, "gptq": _gptq, "awq": _awq, "mlx": _mlx}[
-        packing.scheme
-    ]
+    rows, columns = shape
     at = name.removesuffix("weight")
-    indices = (at + "g_idx", at + "weight_g_idx")
-    index = next((name for name in indices if name in names), None)
+    group_of = np.arange(columns) // size
     # Where columns were quantised in another order, files say to which group each belongs.
-    group_of = np.arange(shape[1]) // size
-    if index is not None:
-        group_of = tensors(index, shape[1:], PLACES)(WHOLE)
-        require_in(
-            index,
-            bool(((group_of >= 0) & (group_of < shape[1] // size)).all()),
-            "groups that there are not",
-            f"from 0 to {shape[1] // size - 1}",
-        )
-    return read(packing, tensors, at, (shape[0], shape[1]), group_of, words)
+    for index in (at + "g_idx", at + "weight_g_idx"):
+        if index in names:
+            group_of = _stated_groups(tensors, index, columns, columns // size)
+            break
+    if packing.scheme == "mlx":
+        return _mlx(packing, tensors, at, (rows, columns), group_of, words)
+    readers = {"pack-quantized": _compressed_rows, "gptq": _gptq, "awq": _awq}
+    return readers[packing.scheme](packing, tensors, at, (rows, columns), group_of)
+
+
+def _stated_groups(tensors: Tensors, name: str, columns: int, groups: int) -> np.ndarray:
+    """Read to which group each column belongs; raise ValueError at groups that there are not."""
+    group_of = tensors(name, (columns,), PLACES)(WHOLE)
+    require_in(
+        name,
+        bool(((group_of >= 0) & (group_of < groups)).all()),
+        "groups that there are not",
+        f"from 0 to {groups - 1}",
+    )
+    return group_of
 
 
 def unpack(words: np.ndarray, bits: int) -> np.ndarray:
@@ -117,7 +124,7 @@ def unpack(words: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _compressed_rows(
-    packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any, _: Any
+    packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any
 ) -> ReadRows:
     """Return a reader of compressed-tensors rows: packed along inputs, zeros along outputs."""
     rows, columns = shape
@@ -140,7 +147,7 @@ def _compressed_rows(
 
 
 def _gptq(
-    packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any, _: Any
+    packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any
 ) -> ReadRows:
     """Return a reader of GPTQ rows: stored transposed, packed along inputs, zeros along outputs."""
     rows, columns = shape
@@ -169,7 +176,7 @@ def _gptq(
 
 
 def _awq(
-    packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any, _: Any
+    packing: Packing, tensors: Tensors, at: str, shape: tuple[int, int], group_of: Any
 ) -> ReadRows:
     """Return a reader of AWQ rows: stored transposed, packed along outputs in AWQ's order."""
     rows, columns = shape

@@ -136,15 +136,12 @@ class Configuration(Mapping[str, Any]):
     ) -> float:
         """Return an option that is a positive number below `below`; raise ValueError at others."""
         value = self.get(name, default)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(
-            self.require(
-                name,
-                value,
-                number and 0 < value < below,
-                "a positive number" if below == math.inf else f"a positive number below {below}",
-            )
-        )
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        expected = "a positive number"
+        if below < math.inf:
+            expected += f" below {below}"
+        self.require(name, value, is_number and 0 < value < below, expected)
+        return float(value)
 
     def get_positive_or(self, name: str, default: Any) -> Any:
         """Return an option that is a positive number, or the default if it is absent or null."""
@@ -194,15 +191,9 @@ class Configuration(Mapping[str, Any]):
     def get_object(self, name: str) -> Options:
         """Return an option that is an object, which is empty if it is absent or null."""
         value = self.get(name)
-        return (
-            self.require(
-                name,
-                value,
-                value is None or isinstance(value, Mapping),
-                "an object of names and values",
-            )
-            or {}
-        )
+        is_object = value is None or isinstance(value, Mapping)
+        self.require(name, value, is_object, "an object of names and values")
+        return value or {}
 
     def get_flag(self, name: str, default: bool = False) -> bool:
         """Return an option that is true or false; raise ValueError at others, such as a text."""

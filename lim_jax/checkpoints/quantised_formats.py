@@ -202,6 +202,7 @@ def _modelopt_schemes(stated: Options) -> tuple[str, ...]:
 
 def _read_compressed(stated: Options) -> Quantisation:
     """Return how compressed-tensors' groups are quantised; raise ValueError at unknown ways."""
+    schemes = set()
     kinds = set()
     groups = Configuration(Configuration(stated).get_object("config_groups"))
     weights_of_groups = [Configuration(groups.get_object(n)).get_object("weights") for n in groups]
@@ -221,15 +222,17 @@ def _read_compressed(stated: Options) -> Quantisation:
             "float weights of 8 bits, or of 4 in groups of 16",
             UNQUANTISED,
         )
-        kinds.add(("nvfp4" if kind[1] == 4 else "fp8", block))
-    blocks = {block for scheme, block in kinds if scheme == "fp8"} or {(None, None)}
+        scheme = "nvfp4" if kind[1] == 4 else "fp8"
+        schemes.add(scheme)
+        kinds.add((scheme, block))
+    blocks = [block for scheme, block in kinds if scheme == "fp8"]
     require_config(
-        bool(kinds) and len(blocks) == 1,
+        bool(kinds) and len(blocks) <= 1,
         f"weights in {len(kinds)} ways",
         "one of each precision",
         UNQUANTISED,
     )
-    return Quantisation(tuple(sorted({scheme for scheme, _ in kinds})), *blocks)
+    return Quantisation(tuple(sorted(schemes)), blocks[0] if blocks else (None, None))
 
 
 def _compressed_integers(weights_of_groups: list[Options]) -> Packing:

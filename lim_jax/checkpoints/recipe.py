@@ -91,8 +91,9 @@ def sizes_of(
         If a size is no positive whole number, the epsilon is not between 0 and 1, or heads that
         share the width do not divide it.
     """
-    pairs = zip(names[:3], LLAMA_NAMES[:3], strict=True)
-    width, depth, heads = (config.get_int(_stated_name(config, *pair)) for pair in pairs)
+    width = config.get_int(_stated_name(config, names.width, LLAMA_NAMES.width))
+    depth = config.get_int(_stated_name(config, names.depth, LLAMA_NAMES.depth))
+    heads = config.get_int(_stated_name(config, names.heads, LLAMA_NAMES.heads))
     inner = names.intermediate_size
     intermediate_size = 4 * width if inner is None else config.get_int_or(inner, 4 * width)
     num_kv_heads = config.get_int_or(names.num_kv_heads, heads)

@@ -314,7 +314,9 @@ def mamba2(
     # would take the last one out again.
     after_norm = head_norm and not norm_before_gate
     gate_factor = 1.0 if after_norm else factors.outside
-    gates = Scaled(jax.nn.silu, factors.gate, gate_factor)
+    gate_activation = jax.nn.silu
+    if factors.gate != 1 or gate_factor != 1:
+        gate_activation = Scaled(jax.nn.silu, factors.gate, gate_factor)
 
     def attention(read: Reader, at: str, recipe: Recipe, mask: Mask) -> Mamba2:
         """Read one Mamba-2 layer, with multipliers put into its norms and small arrays."""
@@ -335,7 +337,7 @@ def mamba2(
             log_decay=read(f"{at}.A_log", heads),
             skip=read(f"{at}.D", heads),
             norm_before_gate=norm_before_gate,
-            gate_activation=jax.nn.silu if (factors.gate, gate_factor) == (1.0, 1.0) else gates,
+            gate_activation=gate_activation,
             rate_limits=rate_limits,
             activation=activation,
         )
@@ -347,11 +349,12 @@ def _mamba_inputs(
     read: Reader, at: str, sizes: MambaSizes, width: int, factors: MambaFactors
 ) -> Arrays:
     """Read the projections of a token, a matrix for each part, with taps, biases and rates."""
-    heads, features, groups, size, taps = sizes[:5]
-    shapes = {"gate": (heads, features), "value": (heads, features)}
-    shapes |= {"key": (groups, size), "query": (groups, size), "rate": (heads,)}
-    counts = [math.prod(shape) for shape in shapes.values()]
-    convolved = sum(counts[1:4])
+    heads = sizes.heads
+    values = (heads, sizes.features)
+    keys = (sizes.groups, sizes.size)
+    shapes = {"gate": values, "value": values, "key": keys, "query": keys, "rate": (heads,)}
+    projected = sum(math.prod(shape) for shape in shapes.values())
+    convolved = sum(math.prod(shapes[part]) for part in CONVOLVED)
 
     def cut(rows: Tensor, suffix: str, parts: tuple[str, ...]) -> Arrays:
         """Split rows into those of some parts, each with its own axes."""
@@ -361,8 +364,8 @@ def _mamba_inputs(
             for part, some in zip(parts, np.split(rows, cuts), strict=True)
         }
 
-    arrays = cut(read(f"{at}.in_proj.weight", sum(counts), width), "", tuple(shapes))
-    rows = read(f"{at}.conv1d.weight", convolved, 1, taps)[:, 0]
+    arrays = cut(read(f"{at}.in_proj.weight", projected, width), "", tuple(shapes))
+    rows = read(f"{at}.conv1d.weight", convolved, 1, sizes.taps)[:, 0]
     for name, some in cut(rows, "_taps", CONVOLVED).items():
         arrays[name] = getattr(factors, name.removesuffix("_taps")) * some
     arrays["rate"] = factors.rate * arrays["rate"]
@@ -370,7 +373,7 @@ def _mamba_inputs(
         arrays |= cut(read(f"{at}.conv1d.bias", convolved), "_tap_bias", CONVOLVED)
     rate_bias = read(f"{at}.dt_bias", heads)
     if sizes.input_bias:
-        arrays |= cut(read(f"{at}.in_proj.bias", sum(counts)), "_bias", tuple(shapes))
+        arrays |= cut(read(f"{at}.in_proj.bias", projected), "_bias", tuple(shapes))
         rate_bias = rate_bias + factors.rate * arrays["rate_bias"]
     return arrays | {"rate_bias": rate_bias}
 

@@ -265,7 +265,8 @@ def _require_known(rope: Configuration, scaling: str) -> None:
         "Take another model: other scalings of rotary positions are not known here.",
     )
     names = {"rope_type", "type", "rope_theta", PART, *SECTIONS_OF_IMAGES, *SCALINGS[scaling]}
-    names |= set() if rope.get(TEMPERED) else {TEMPERED}
+    if not rope.get(TEMPERED):
+        names.add(TEMPERED)
     for name in sorted(rope):
         require_config(
             rope[name] is None or name in names,

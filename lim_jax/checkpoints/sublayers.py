@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import equinox as eqx
@@ -111,9 +111,10 @@ def separate_qkv(read: Reader, at: str, recipe: Recipe) -> Arrays:
     sizes = recipe.sizes
     names = recipe.names
     groups = recipe.sizes.num_kv_heads
-    counts = (names.query, sizes.heads), (names.key, groups), (names.value, groups)
-    pairs = [_heads(read, f"{at}.{name}", count, recipe) for name, count in counts]
-    return _named(pairs, recipe)
+    query, query_bias = _heads(read, f"{at}.{names.query}", sizes.heads, recipe)
+    key, key_bias = _heads(read, f"{at}.{names.key}", groups, recipe)
+    value, value_bias = _heads(read, f"{at}.{names.value}", groups, recipe)
+    return _named([query, key, value], [query_bias, key_bias, value_bias], recipe)
 
 
 def rotate_backwards(read: Reader, at: str, recipe: Recipe) -> Arrays:
@@ -157,16 +158,20 @@ def _fused(read: Reader, at: str, recipe: Recipe, cut: Callable[[Tensor], list[T
     """Read one matrix with its bias, and cut it into queries, keys and values."""
     count = recipe.sizes.heads + 2 * recipe.sizes.num_kv_heads
     rows, bias = _heads(read, f"{at}.{recipe.names.fused_qkv}", count, recipe)
-    return _named(zip(cut(rows), [None] * 3 if bias is None else cut(bias), strict=True), recipe)
+    biases = [None, None, None] if bias is None else cut(bias)
+    return _named(cut(rows), biases, recipe)
 
 
-def _named(pairs: Iterable[tuple[Tensor, Tensor | None]], recipe: Recipe) -> Arrays:
+def _named(matrices: Sequence[Tensor], biases: Sequence[Tensor | None], recipe: Recipe) -> Arrays:
     """Return queries, keys and values with their biases, by field names and deinterleaved."""
-    arrays = {}
-    for name, pair in zip(("query", "key", "value"), pairs, strict=True):
-        for field, rows in zip((name, f"{name}_bias"), pair, strict=True):
-            if rows is not None:
-                arrays[field] = rows if name == "value" else deinterleave(rows, recipe)
+    names = ("query", "key", "value")
+    arrays: Arrays = dict(zip(names, matrices, strict=True))
+    for name, bias in zip(names, biases, strict=True):
+        if bias is not None:
+            arrays[f"{name}_bias"] = bias
+    for name in ("query", "query_bias", "key", "key_bias"):
+        if name in arrays:
+            arrays[name] = deinterleave(arrays[name], recipe)
     return arrays
 
 
@@ -236,7 +241,7 @@ def plain_mlp(
 def xielu_mlp(
     read: Reader, at: str, recipe: Recipe, norm: Norm, output_norm: Norm | None
 ) -> FeedForward:
-    """Read an MLP of two matrices, and the numbers of its activation `tensor_reader.xielu`."""
+    """Read an MLP of two matrices, and the numbers of its activation `activations.xielu`."""
     numbers = []
     plain = plain_mlp(read, at, recipe, norm, output_norm)
     for name, shape in {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}.items():

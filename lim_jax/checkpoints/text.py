@@ -1,7 +1,7 @@
 """What a publisher's files say of texts: the tokenizer, the chat template, the ends of answers."""
 
 import codecs
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,55 +111,76 @@ def texts_of_ids(ids: Int[Array | np.ndarray, " ids"], tokenizer: Any = None) ->
         cure = "Cut off what only fills rows up."
     require(not outside, "ids", got=f"{outside}", expected=expected, cure=cure)
     if tokenizer is None:
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        texts = [decoder.decode(bytes([byte])) for byte in ids.tolist()]
-        return [*texts[:-1], texts[-1] + decoder.decode(b"", final=True)]
+        return _texts_of_bytes(ids.tolist())
     require_extra("tokenizers", "models")
     require_kind(tokenizer, tokenizers.Tokenizer, "tokenizer", "Take it from models.LanguageModel.")
+    return _texts_of_words(ids.tolist(), tokenizer)
+
+
+def _texts_of_bytes(ids: list[int]) -> list[str]:
+    """Return the text that each byte ends; the last one shows a letter that is cut off."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    texts = [decoder.decode(bytes([byte])) for byte in ids]
+    texts[-1] += decoder.decode(b"", final=True)
+    return texts
+
+
+def _texts_of_words(ids: list[int], tokenizer: Any) -> list[str]:
+    """Return the text that each word of a tokenizer ends; the last one shows a letter cut off."""
     stream = tokenizers.decoders.DecodeStream(skip_special_tokens=False)
-    texts = [stream.step(tokenizer, number) or "" for number in ids.tolist()]
-    # The stream keeps the bytes of a letter whose last is missing.
-    untold = len(list(takewhile(lambda text: not text, reversed(texts))))
-    kept = tokenizer.decode(ids.tolist()[len(texts) - untold :], skip_special_tokens=False)
-    return [*texts[:-1], texts[-1] + kept] if kept.endswith(REPLACEMENT) else texts
+    texts = [stream.step(tokenizer, number) or "" for number in ids]
+    # The stream keeps the bytes of a letter whose last is missing, and gives no text for them.
+    num_silent = len(list(takewhile(lambda text: not text, reversed(texts))))
+    kept = tokenizer.decode(ids[len(ids) - num_silent :], skip_special_tokens=False)
+    if kept.endswith(REPLACEMENT):
+        texts[-1] += kept
+    return texts
 
 
 def end_ids(path: Path, header: Header) -> tuple[int, ...]:
     """Return the ids that end an answer, by the publisher's files; none if these name none."""
-    # In a folder ``eos_token_id`` of ``generation_config.json``, or else of ``config.json``; in a
-    # GGUF file the ends of a text, of a turn and of a message.
-    if is_gguf(path):
+    if is_gguf(path):  # which has ends of a text, of a turn and of a message
         named = [header.get(f"tokenizer.ggml.{part}_token_id") for part in ("eos", "eot", "eom")]
         ids = [number for number in named if number not in NO_TOKEN]
     else:
-        files = [file for name in CONFIGS if (file := path / name).is_file()] or [path / CONFIGS[1]]
-        configs = [json_object(file) for file in files]
-        texts = [config.get("text_config") for config in configs]
-        configs += [text for text in texts if isinstance(text, dict)]
-        stated = (config.get("eos_token_id") for config in configs)
-        ids = next((value for value in stated if value is not None), ())
-        ids = ids if isinstance(ids, list | tuple) else [ids]
-    stated_ids = [number for number in ids if number is not None]
+        ids = _stated_end_ids(path)
     numbers = [
         as_int(number, "eos_token_id", least=0, cure="Download the publisher's files again.")
-        for number in stated_ids
+        for number in ids
+        if number is not None
     ]
     return tuple(dict.fromkeys(numbers))
 
 
+def _stated_end_ids(folder: Path) -> Sequence[Any]:
+    """Return ``eos_token_id`` of a folder's generation_config.json, or else of its config.json."""
+    files = [folder / name for name in CONFIGS if (folder / name).is_file()]
+    if not files:
+        files = [folder / CONFIGS[1]]  # which is refused, as it is missing
+    configs = [json_object(file) for file in files]
+    texts = [config.get("text_config") for config in configs]
+    for config in (*configs, *texts):
+        ids = config.get("eos_token_id") if isinstance(config, dict) else None
+        if ids is not None:
+            return ids if isinstance(ids, list | tuple) else [ids]
+    return ()
+
+
 def find_chat_template(path: Path, header: Header) -> ChatTemplate | None:
     """Return the chat template of a folder or of a GGUF file with its header, or None."""
-    # A folder's is its ``chat_template.jinja``, else the ``chat_template`` of its
-    # ``tokenizer_config.json``, of several the one named ``default``, else that of the
-    # ``chat_template.json`` of a processor. A GGUF file's is its own ``tokenizer.chat_template``,
-    # else that of its folder.
     template = header.get(f"tokenizer.{TEMPLATE_KEY}")
-    if isinstance(template, str):
-        words = words_of(header)
-        ids = {f"{mark}_token": special_id(header, name) for name, mark in MARKS.items()}
-        marks = {name: words[index] for name, index in ids.items() if index is not None}
-        return ChatTemplate(template, marks)
-    folder = path.parent if is_gguf(path) else path
+    if not isinstance(template, str):
+        return _template_of_folder(path.parent if is_gguf(path) else path)
+    words = words_of(header)
+    ids = {f"{mark}_token": special_id(header, name) for name, mark in MARKS.items()}
+    marks = {name: words[index] for name, index in ids.items() if index is not None}
+    return ChatTemplate(template, marks)
+
+
+def _template_of_folder(folder: Path) -> ChatTemplate | None:
+    """Return the chat template of a folder, or None."""
+    # It is the ``chat_template.jinja``, else the ``chat_template`` of ``tokenizer_config.json``, of
+    # several the one named ``default``, else that of the ``chat_template.json`` of a processor.
     options = _json_object_or_empty(folder / OPTIONS)
     source = _stated_template(options)
     if source is None:  # as in older files of processors

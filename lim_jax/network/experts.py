@@ -135,9 +135,12 @@ class Experts(eqx.Module):
     def apply(self, expert: Int[Array, ""], tokens: Float[Array, "tokens width"]) -> State:
         """Apply one expert to some tokens."""
         mine = jax.tree.map(lambda leaf: leaf[expert], self)
-        hidden = affine(mine.up, mine.up_bias, tokens)
-        gate = () if mine.gate is None else (affine(mine.gate, mine.gate_bias, tokens),)
-        return affine(mine.down, mine.down_bias, self.combine(*gate, hidden))
+        up = affine(mine.up, mine.up_bias, tokens)
+        if mine.gate is None:
+            hidden = self.combine(up)
+        else:
+            hidden = self.combine(affine(mine.gate, mine.gate_bias, tokens), up)
+        return affine(mine.down, mine.down_bias, hidden)
 
 
 class MixtureOfExperts(eqx.Module):

@@ -130,7 +130,7 @@ def prefill(flow: ResidualFlow, x: State, grid: CellGrid, length: Place | None =
 
     def body(x: State, layer: Any) -> tuple[State, Any]:
         """Apply one layer to the context, and return its caches and the states before it."""
-        after, caches = _through(flow, layer, x, fill_cache, None)
+        after, caches = _apply_layer(flow, layer, x, fill_cache, None)
         return after, (caches, x)
 
     state, by_kind = flow.scan_by_kind(body, x)
@@ -170,7 +170,7 @@ def extend(
 
     def body(x: State, layer: Any, cache: Any) -> tuple[State, Any]:
         """Apply one layer to the tokens with its caches."""
-        after, new = _through(flow, layer, x, apply_field, cache)
+        after, new = _apply_layer(flow, layer, x, apply_field, cache)
         return after, (new, x)
 
     state, by_kind = flow.scan_by_kind(body, x, cache)
@@ -184,7 +184,7 @@ def extend(
     return Passed(state, caches, flow.in_order(states))
 
 
-def _through(
+def _apply_layer(
     flow: ResidualFlow, layer: Any, x: State, apply_field: Callable[..., Any], cache: Any
 ) -> tuple[State, Any]:
     """Apply one layer, each of its fields with its own cache, and return states and caches."""

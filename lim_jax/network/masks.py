@@ -87,18 +87,11 @@ class AttentionMask(eqx.Module):
             If a mask with a window or a chunk meets a grid that is none of cells, or one with a
             chunk a grid that was windowed or chunked before.
         """
-        name, size = ("chunk", self.chunk) if self.window is None else ("window", self.window)
-        if size is None:
-            return grid
-        require(
-            isinstance(grid, CellGrid),
-            name,
-            got=f"{size} positions on {type(grid).__name__}",
-            expected="a grid of cells",
-            cure=f"Take token_grid, or attention without a {name}.",
-        )
-        assert isinstance(grid, CellGrid)
-        return grid.chunked(size) if self.window is None else grid.windowed(size)
+        if self.window is not None:
+            return _require_cells(grid, "window", self.window).windowed(self.window)
+        if self.chunk is not None:
+            return _require_cells(grid, "chunk", self.chunk).chunked(self.chunk)
+        return grid
 
     def rope(self, grid: Grid) -> Rope | None:
         """Return what `encode_queries` and `encode_keys` need, a row for each position, or None."""
@@ -135,11 +128,13 @@ class SwitchedMask(eqx.Module):
     def prefixes(self, grid: Grid) -> Grid:
         """Return the grid with the prefixes of this layer's kind."""
         grids = [kind.prefixes(grid) for kind in self.kinds]
-        cut = [cell_grid for cell_grid in grids if isinstance(cell_grid, CellGrid)]
-        if all(cell_grid is grid for cell_grid in grids) or not isinstance(grid, CellGrid):
+        if all(kind_grid is grid for kind_grid in grids):
             return grid
-        from_first = jnp.zeros(grid.size, int)
-        starts = [from_first if cell_grid.starts is None else cell_grid.starts for cell_grid in cut]
+        starts = []
+        for kind_grid in grids:
+            assert isinstance(kind_grid, CellGrid)
+            from_first = jnp.zeros(grid.size, int)
+            starts.append(from_first if kind_grid.starts is None else kind_grid.starts)
         return replace(grid, starts=jnp.stack(starts)[self.kind])
 
     def rope(self, grid: Grid) -> tuple[Rope | None, ...]:
@@ -157,9 +152,26 @@ class SwitchedMask(eqx.Module):
     def _by_kind(self, encode: Callable[[AttentionMask, Any], Array], rope: Any) -> Array:
         """Apply the mask of this layer's kind by a switch."""
         rope = rope or (None,) * len(self.kinds)
-        kinds = enumerate(self.kinds)
-        branches = [lambda rope, at=at, kind=kind: encode(kind, rope[at]) for at, kind in kinds]
+
+        def branch(number: int) -> Callable[[Any], Array]:
+            """Return a function that applies the mask of one kind."""
+            return lambda rope: encode(self.kinds[number], rope[number])
+
+        branches = [branch(number) for number in range(len(self.kinds))]
         return jax.lax.switch(self.kind, branches, rope)
+
+
+def _require_cells(grid: Grid, name: str, size: int) -> CellGrid:
+    """Return a grid of cells; raise ValueError at others, whose prefixes cannot be cut."""
+    require(
+        isinstance(grid, CellGrid),
+        name,
+        got=f"{size} positions on {type(grid).__name__}",
+        expected="a grid of cells",
+        cure=f"Take token_grid, or attention without a {name}.",
+    )
+    assert isinstance(grid, CellGrid)
+    return grid
 
 
 def layer_masks(masks: list[AttentionMask]) -> list[AttentionMask] | list[SwitchedMask]:

@@ -195,18 +195,20 @@ class CausalAttention(eqx.Module):
         )
         size = width // heads if head_dim is None else as_int(head_dim, "head_dim")
         keys = jax.random.split(key, 4)
-        counts = (heads, num_kv_heads, num_kv_heads)
-        query, key_, value = (
-            fan_in(k, count, size, width) for k, count in zip(keys[:3], counts, strict=True)
+        kv_zeros = jnp.zeros((num_kv_heads, size)) if bias else None
+        return cls(
+            norm=LayerNorm.init(width, norm_eps),
+            query=fan_in(keys[0], heads, size, width),
+            key=fan_in(keys[1], num_kv_heads, size, width),
+            value=fan_in(keys[2], num_kv_heads, size, width),
+            output=fan_in(keys[3], heads, width, size) / math.sqrt(heads),
+            query_bias=jnp.zeros((heads, size)) if bias else None,
+            key_bias=kv_zeros,
+            value_bias=kv_zeros,
+            output_bias=jnp.zeros(width) if bias else None,
+            mask=AttentionMask(window=window, positions=rotary),
+            attend=attend,
         )
-        output = fan_in(keys[3], heads, width, size) / math.sqrt(heads)
-        zeros = jnp.zeros((heads, size))
-        kv_zeros = jnp.zeros((num_kv_heads, size))
-        zero_biases = (zeros, kv_zeros, kv_zeros, jnp.zeros(width))
-        biases = zero_biases if bias else (None, None, None, None)
-        norm = LayerNorm.init(width, norm_eps)
-        mask = AttentionMask(window=window, positions=rotary)
-        return cls(norm, query, key_, value, output, *biases, mask=mask, attend=attend)
 
     def __call__(self, x: State, context: State, grid: Grid) -> State:
         """Compute the heads' outputs: queries of `x`, keys and values of `context`."""
@@ -255,12 +257,7 @@ class CausalAttention(eqx.Module):
     ) -> Float[Array, "rows width"]:
         """Apply gates, :math:`W_O` with its bias and the output's norm to the heads' outputs."""
         gated = heads if gates is None else gates * heads
-        concatenated = jnp.swapaxes(gated, 0, 1).reshape(heads.shape[1], -1)
-        # Rows of the width, as `project` has them: of columns a gradient takes 1.03 times as long.
-        matrix = jnp.swapaxes(self.output, 0, 1).reshape(self.output.shape[1], -1)
-        projected = linear(matrix, concatenated)
-        if self.output_bias is not None:
-            projected += self.output_bias[None, :]
+        projected = project_joined(self.output, self.output_bias, gated)
         return normalise_rows(self.output_norm, projected)
 
     def prefixes(self, grid: Grid) -> Grid:
@@ -354,3 +351,22 @@ def project(
     stacked = linear(matrices.reshape(heads * size, width), tokens)
     projected = jnp.swapaxes(stacked.reshape(-1, heads, size), 0, 1)
     return projected if bias is None else projected + bias[:, None, :]
+
+
+def project_joined(
+    matrices: Float[Weight, "heads width features"],
+    bias: Float[Weight, " width"] | None,
+    heads: Float[Array, "heads length features"],
+) -> Float[Array, "length width"]:
+    """Map the heads' vectors of each token, side by side, by their matrices, and add the bias."""
+    joined = jnp.swapaxes(heads, 0, 1).reshape(heads.shape[1], -1)
+    projected = linear(join_matrices(matrices), joined)
+    return projected if bias is None else projected + bias[None, :]
+
+
+def join_matrices(
+    matrices: Float[Weight, "heads width features"],
+) -> Float[Weight, "width joined"]:
+    """Return the output matrices of all heads side by side, as one matrix."""
+    # Rows of the width, as `project` has them: of columns a gradient takes 1.03 times as long.
+    return jnp.swapaxes(matrices, 0, 1).reshape(matrices.shape[1], -1)

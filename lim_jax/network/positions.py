@@ -220,8 +220,10 @@ class Tempered(eqx.Module):
         # A node times n may fall a rounding below its whole number.
         positions = jnp.asarray(np.round(grid._nodes() * tokens, 6))
         starts = getattr(grid, "starts", None)
-        positions = positions if starts is None else positions - starts.astype(positions.dtype)
-        positions = positions - 1 if self.from_zero else positions
+        if starts is not None:
+            positions = positions - starts.astype(positions.dtype)
+        if self.from_zero:
+            positions = positions - 1
         return 1 + self.scale * jnp.log1p(jnp.floor(positions / self.floor))
 
     def encode_queries(self, vectors: Vectors, rope: Float[Array, " length"]) -> Vectors:

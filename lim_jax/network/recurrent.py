@@ -27,7 +27,7 @@ from lim_jax._products import linear, matmul
 from lim_jax.grid.cells import Starts
 from lim_jax.grid.measure import Grid
 from lim_jax.network.convolution import current_tap, earlier_taps, packed_starts
-from lim_jax.network.multihead import by_head, project
+from lim_jax.network.multihead import by_head, project, project_joined
 from lim_jax.network.norms import GroupedNorm, Norm
 from lim_jax.network.slots import State, log_weights_by_head, require_pair
 from lim_jax.weights import Weight
@@ -222,11 +222,13 @@ class RecurrentMixer(eqx.Module):
     def _convolution(self, name: str, normed: State) -> tuple[Array, Array, Array]:
         """Return projected tokens, and the taps and the bias of the convolution over them."""
         rows = self.rows(name, normed)
-        bias = getattr(self, f"{name}_tap_bias")
         taps = getattr(self, f"{name}_taps")
+        bias = getattr(self, f"{name}_tap_bias")
         if taps is None:  # one tap of 1 leaves the tokens as they are
             taps = jnp.ones((len(rows), rows.shape[2], 1), rows.dtype)
-        return rows, taps, jnp.zeros_like(taps[:, :, 0]) if bias is None else bias
+        if bias is None:
+            bias = jnp.zeros_like(taps[:, :, 0])
+        return rows, taps, bias
 
     def gates(self, x: Float[Array, "rows width"]) -> Heads:
         """Return the gates of the heads' outputs for each row."""
@@ -240,10 +242,7 @@ class RecurrentMixer(eqx.Module):
             normed = self.head_norm(heads) * gates
         else:
             normed = self.head_norm(heads * gates)
-        concatenated = jnp.swapaxes(normed, 0, 1).reshape(heads.shape[1], -1)
-        matrix = jnp.swapaxes(self.output, 0, 1).reshape(self.output.shape[1], -1)
-        projected = linear(matrix, concatenated)
-        return projected if self.output_bias is None else projected + self.output_bias[None, :]
+        return project_joined(self.output, self.output_bias, normed)
 
     def rates(self, normed: Float[Array, "rows width"]) -> Float[Array, "heads rows"]:
         r"""Compute the rates :math:`\Delta_j` of each head."""

@@ -193,27 +193,30 @@ def attention_regularity(attention: CausalAttention) -> AttentionRegularity:
     _require_covered(attention)
     heads, size = attention.query.shape[-3:-1]
     token, slope = norm_constants(attention.norm)
-    matrices = (attention.query, attention.key, attention.value)
-    biases = (attention.query_bias, attention.key_bias, attention.value_bias)
-    query, key, value = (by_head(_operator_norms(matrix), heads) for matrix in matrices)
-    queries, keys, values = (
-        by_head(_operator_norms(matrix) * token + _vector_norms(bias, matrix.shape[-3]), heads)
-        for matrix, bias in zip(matrices, biases, strict=True)
-    )
+
+    def bounds(matrices: Array, bias: Array | None) -> tuple[Heads, Heads]:
+        """Return each head's norm of the matrix, and its bound on the vectors that it makes."""
+        norms = _operator_norms(matrices)
+        vectors = norms * token + _vector_norms(bias, matrices.shape[-3])
+        return by_head(norms, heads), by_head(vectors, heads)
+
+    query_norm, queries = bounds(attention.query, attention.query_bias)
+    key_norm, keys = bounds(attention.key, attention.key_bias)
+    value_norm, values = bounds(attention.value, attention.value_bias)
     scale = math.sqrt(size)
     score = queries * keys / scale
-    local = slope * query * keys / scale
-    past = slope * key * queries / scale
+    local = slope * query_norm * keys / scale
+    past = slope * key_norm * queries / scale
     growth = jnp.exp(2 * score)
     kernel_local = 2 * local
     kernel_hardy = _times(2 * past, growth)
     head_local = values * kernel_local
-    head_hardy = _times(values, kernel_hardy) + _times(slope * value, growth)
+    head_hardy = _times(values, kernel_hardy) + _times(slope * value_norm, growth)
     head = head_local + HARDY * head_hardy
     # By a head's query, key and value, each of C|dW| + |db| + |W||du|.
     slopes = (values * keys / scale, values * queries / scale, 1.0)
     separate = jnp.linalg.norm(_root(*slopes)) * _root(token, 1.0)
-    shared = jnp.linalg.norm(slopes[0] * query + slopes[1] * key + value)
+    shared = jnp.linalg.norm(slopes[0] * query_norm + slopes[1] * key_norm + value_norm)
     by_parameters = _root(separate, shared * math.sqrt(attention.query.shape[-1] + 1))
     output_matrix = jnp.concatenate(jnp.unstack(attention.output, axis=-3), axis=-1)
     output = _operator_norms(output_matrix[..., None, :, :])[0]
@@ -301,9 +304,8 @@ def feed_forward_regularity(network: Field) -> FeedForwardRegularity:
         cure="Leave output_norm out: a norm may enlarge small outputs and their changes by far.",
     )
     token, slope = norm_constants(network.norm)
-    inner_norm, outer_norm = (
-        _operator_norms(matrix[..., None, :, :])[0] for matrix in (network.inner, network.outer)
-    )
+    inner_norm = _operator_norms(network.inner[..., None, :, :])[0]
+    outer_norm = _operator_norms(network.outer[..., None, :, :])[0]
     radius = inner_norm * token + _vector_norms(network.inner_bias, 1)[0]
     steepest = jnp.asarray(_activation_slope(network.activation), radius.dtype)
     hidden = network.inner.shape[-2]

@@ -34,7 +34,14 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Shaped
 
 from lim_jax._checks import require_floats
-from lim_jax._linear import at, batched_primitive, derived, on_platform, set_on, transposes
+from lim_jax._linear import (
+    batched_primitive,
+    bind_at,
+    change_setting_on,
+    define_jvp,
+    replace_on,
+    transpose_pair,
+)
 from lim_jax._precision import accumulator
 from lim_jax._products import matmul
 from lim_jax.grid.cells import CellGrid
@@ -78,7 +85,7 @@ def tiled_attention(
     """Compute `blocked_attention` of all positions, or of one device's in a ring."""
     scaled = query / math.sqrt(query.shape[1])
     tiling = tiling._replace(cap=shaping.cap)
-    features, log_total = at(_attention, [scaled, key, value, *beside], [], tiling)
+    features, log_total = bind_at(_attention, [scaled, key, value, *beside], [], tiling)
     if shaping.sink is not None:
         features *= shaping.share_left(log_total[:, None], tiling.grid)
     return features.astype(value.dtype)
@@ -245,10 +252,10 @@ def _pulled_sums(points, vectors, tiling):
     slopes = vectors[1]
     *shape, tile = slopes.shape
     query_sums = jnp.zeros((*shape, tile, query.shape[-1]), dtype)
-    column_sums = (
-        *(jnp.zeros((*shape, x.shape[-1], tile), dtype) for x in (key, value)),
-        *(jnp.zeros((*shape, tile), dtype) for _ in masks),
-    )
+    key_sums = jnp.zeros((*shape, key.shape[-1], tile), dtype)
+    value_sums = jnp.zeros((*shape, value.shape[-1], tile), dtype)
+    mask_sums = [jnp.zeros((*shape, tile), dtype) for _ in masks]
+    column_sums = (key_sums, value_sums, *mask_sums)
     # Transposed here once, not in every tile of a row.
     rows = query, query.mT, log_total, covectors, covectors.mT, slopes
     columns = key, value, _key_weights(beside, tiling, dtype)
@@ -271,14 +278,14 @@ def _pull_back(points, vectors, tiling):
 
 
 _attention = batched_primitive("attention", _attend)
-_push, _pull = transposes(("attention_push", _push_forward), ("attention_pull", _pull_back))
-derived(_attention, _slope)
+_push, _pull = transpose_pair(("attention_push", _push_forward), ("attention_pull", _pull_back))
+define_jvp(_attention, _slope)
 for _primitive in (_attention, _push, _pull):
     # Wide for an accelerator and narrow for a CPU, whatever the machine is that traced them.
-    set_on(None, _primitive, lambda tiling: tiling._replace(wide=True))
-    set_on("cpu", _primitive, lambda tiling: tiling._replace(wide=False))
-on_platform("cuda", _attention, outputs_or(_attend))
-on_platform("cuda", _pull, pulled_or(_pull_back))
+    change_setting_on(None, _primitive, lambda tiling: tiling._replace(wide=True))
+    change_setting_on("cpu", _primitive, lambda tiling: tiling._replace(wide=False))
+replace_on("cuda", _attention, outputs_or(_attend))
+replace_on("cuda", _pull, pulled_or(_pull_back))
 
 
 def _weights(query, key, key_weights, log_total, place, tiling):

@@ -59,7 +59,8 @@ class Tiling(NamedTuple):
 
     def with_tiles_up_to(self, most: int) -> "Tiling":
         """Return a tiling of equal tiles with `most` positions at most."""
-        return self._replace(tile=-(-self.size // -(-self.size // most)))
+        count = -(-self.size // most)
+        return self._replace(tile=-(-self.size // count))
 
     def log_weights(self, dtype: jnp.dtype) -> Float[Array, "1 blocks tile"]:
         r"""Return :math:`\log\Delta p_j` of this device's positions; padding has minus infinity."""
@@ -203,8 +204,9 @@ def over_tiles(
     if tiling.axis is None:
         pairs = np.stack(np.tril_indices(blocks))
         here = jnp.array(0)
-        visited = _over_pairs(visit, rows, columns, beside, pairs, here, here, tiling)
-        return visited(row_results, column_results)
+        return _visit_pairs(
+            visit, rows, columns, row_results, column_results, beside, pairs, here, here, tiling
+        )
     pairs = np.indices((blocks, blocks)).reshape(2, -1)
     device = jax.lax.axis_index(tiling.axis).astype(int)
     devices = tiling.devices
@@ -213,29 +215,34 @@ def over_tiles(
     def meet(state: tuple[Any, Any, Any], turn: Array) -> tuple[tuple[Any, Any, Any], None]:
         """Visit the tiles of the columns that are here, and pass these on to the next device."""
         row_results, columns, column_results = state
-        firsts = device * tiling.size, (device - turn) % devices * tiling.size
-        visited = _over_pairs(visit, rows, columns, beside, pairs, *firsts, tiling)
-        row_results, column_results = visited(row_results, column_results)
+        row = device * tiling.size
+        column = (device - turn) % devices * tiling.size
+        row_results, column_results = _visit_pairs(
+            visit, rows, columns, row_results, column_results, beside, pairs, row, column, tiling
+        )
         travelling = jax.tree.map(
             lambda x: jax.lax.ppermute(x, tiling.axis, ring), (columns, column_results)
         )
         return (row_results, *travelling), None
 
-    state, _ = jax.lax.scan(meet, (row_results, columns, column_results), jnp.arange(devices))
-    return state[0], state[2]
+    start = (row_results, columns, column_results)
+    (row_results, _, column_results), _ = jax.lax.scan(meet, start, jnp.arange(devices))
+    return row_results, column_results
 
 
-def _over_pairs(
+def _visit_pairs(
     visit: Callable[[Any, Any, Any, Any, Place], tuple[Any, Any]],
     rows: PyTree,
     columns: PyTree,
+    row_results: PyTree,
+    column_results: PyTree,
     beside: PositionArrays,
     pairs: Int[np.ndarray, "2 pairs"],
     row: Int[Array, ""],
     column: Int[Array, ""],
     tiling: Tiling,
-) -> Callable[[PyTree, PyTree], tuple[Any, Any]]:
-    """Return a function that visits pairs of blocks in order and updates the results.
+) -> tuple[Any, Any]:
+    """Visit pairs of blocks in order, and return the results of rows and columns after them.
 
     `row` and `column` are the first positions of all blocks.
     """
@@ -268,7 +275,8 @@ def _over_pairs(
         ), None
 
     indices = tuple(map(jnp.asarray, pairs))
-    return lambda *state: jax.lax.scan(step, state, indices)[0]
+    results, _ = jax.lax.scan(step, (row_results, column_results), indices)
+    return results
 
 
 def _block(tree: PyTree, index: Array) -> Any:

@@ -112,8 +112,10 @@ class FeedForward(eqx.Module):
         require_pair(x, context, grid, self.inner.shape[-1])
         # Whole matrices of tokens: a product for each token under vmap is half as fast on a CPU.
         hidden = affine(self.inner, self.inner_bias, jax.vmap(self.norm)(x))
-        learned = () if self.activation_numbers is None else (self.activation_numbers,)
-        hidden = self.activation(hidden, *learned)
+        if self.activation_numbers is None:
+            hidden = self.activation(hidden)
+        else:
+            hidden = self.activation(hidden, self.activation_numbers)
         return normalise_rows(self.output_norm, affine(self.outer, self.outer_bias, hidden))
 
 

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from lim_jax.checkpoints import sublayers
-from lim_jax.checkpoints.families.family_table import FAMILIES, recipe_of
-from lim_jax.checkpoints.implied_options import implied_options
-from lim_jax.checkpoints.options import HARMLESS, Configuration, refuse_other_architectures
-from lim_jax.checkpoints.options import refuse_unknown as refuse_unknown_beside
-from lim_jax.checkpoints.rope_config import TRAINED, trained_length
-from lim_jax.checkpoints.tensor_reader import (
-    Reader,
+from lim_jax.checkpoints.activations import (
     bloom_gelu,
     exact_gelu,
     squared_relu,
     tanh_gelu,
     xielu,
 )
+from lim_jax.checkpoints.families.family_table import FAMILIES, recipe_of
+from lim_jax.checkpoints.implied_options import implied_options
+from lim_jax.checkpoints.options import HARMLESS, Configuration, refuse_other_architectures
+from lim_jax.checkpoints.options import refuse_unknown as refuse_unknown_beside
+from lim_jax.checkpoints.rope_config import TRAINED, trained_length
+from lim_jax.checkpoints.tensor_reader import Reader
 from lim_jax.network.frequencies import rotary_frequencies
 from lim_jax.network.norms import RMSNorm
 from lim_jax.network.positions import Alibi, Rotary, Tempered, UnitRotary

@@ -8,7 +8,7 @@ from reference.differences import central_difference
 from reference.networks import random_states
 
 import lim_jax as lim
-from lim_jax._linear import at
+from lim_jax._linear import bind_at
 from lim_jax.network import tiled_attention, tiles
 from lim_jax.network.attention import attention_weights
 
@@ -65,7 +65,9 @@ def tiled(grid):
     def outputs(query, key, value, starts):
         on = begun(grid, starts, key[:, 0])
         arrays = jax.tree.leaves(tiles.position_arrays(on))
-        return at(tiled_attention._attention, [query, key, value, *arrays], [], tiles.tiling(on))
+        return bind_at(
+            tiled_attention._attention, [query, key, value, *arrays], [], tiles.tiling(on)
+        )
 
     return of_examples(outputs)
 
@@ -127,7 +129,7 @@ def at_a_point(grid, starts):
     tiling = tiles.tiling(on)
 
     def apply(primitive):
-        return lambda vectors: at(primitive, point, vectors, tiling)
+        return lambda vectors: bind_at(primitive, point, vectors, tiling)
 
     return (query, key, value, weights), apply(tiled_attention._push), apply(tiled_attention._pull)
 
@@ -141,7 +143,7 @@ def test_an_accelerator_takes_all_heads_and_examples_at_once():
     """By where a program is lowered: one group of six in one tile; a CPU takes three of two."""
 
     def features(*point):
-        return at(tiled_attention._attention, point, [], tiles.tiling(GRIDS["graded"]))[0]
+        return bind_at(tiled_attention._attention, point, [], tiles.tiling(GRIDS["graded"]))[0]
 
     def pulled(*point):
         found, pull = jax.vjp(jax.vmap(jax.vmap(features)), *point)
@@ -204,7 +206,7 @@ def test_vectors_at_many_points_are_those_at_each():
 
     def features(query, key, value):
         tiling = tiles.tiling(GRIDS["midpoints"])
-        return at(tiled_attention._attention, [query, key, value], [], tiling)[0]
+        return bind_at(tiled_attention._attention, [query, key, value], [], tiling)[0]
 
     @jax.jit
     def both_ways(point, covectors):

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from lim_jax.checkpoints import expert_sublayers, sublayers
+from lim_jax.checkpoints import expert_sublayers, latent_sublayer, sublayers
 from lim_jax.checkpoints.families.llama import exaone_like, llama_like, masks_by_kind, rotary_masks
 from lim_jax.checkpoints.options import Configuration
 from lim_jax.checkpoints.recipe import Biases, Names, Recipe, SizeNames, Sizes, sizes_of
@@ -253,7 +253,7 @@ def latent_like(
         size = sizes.head_dim + config.get_int("qk_nope_head_dim")
         scale = _yarn_scale(size, rope_options(config))
         masks = rotary_masks(config, sizes, default=theta)
-    attention = expert_sublayers.read_mla(config, rope_interleaved)
+    attention = latent_sublayer.read_mla(config, rope_interleaved)
     return llama_like(config, sizes, masks, attention=attention, scale=scale, **more)
 
 

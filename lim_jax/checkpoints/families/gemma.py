@@ -7,6 +7,7 @@ from typing import Any
 
 from lim_jax._checks import described
 from lim_jax.checkpoints import expert_sublayers, sublayers
+from lim_jax.checkpoints.activations import tanh_gelu
 from lim_jax.checkpoints.families.llama import llama_like, masks_by_kind
 from lim_jax.checkpoints.options import Configuration, require_config
 from lim_jax.checkpoints.recipe import Biases, Names, Recipe, Sizes, sizes_of
@@ -20,7 +21,7 @@ from lim_jax.checkpoints.rope_config import (
     masks_of,
     rotary_of,
 )
-from lim_jax.checkpoints.tensor_reader import Reader, tanh_gelu
+from lim_jax.checkpoints.tensor_reader import Reader
 from lim_jax.network.experts import Routing
 from lim_jax.network.masks import AttentionMask
 from lim_jax.network.multihead import CausalAttention
@@ -140,7 +141,8 @@ def _sizes_of_full_layers(
     by_layer = config.get_object("per_layer_config")
     groups = config.get("num_global_key_value_heads")
     sizes_of_full = {"head_dim": config.get("global_head_dim", 512)}
-    sizes_of_full |= {"num_key_value_heads": groups} if same and groups is not None else {}
+    if same and groups is not None:
+        sizes_of_full["num_key_value_heads"] = groups
     if by_layer:
         sizes_of_full = Configuration(by_layer).get_object(f"{len(kinds) - 1}")
         full = {f"{k}" for k, kind in enumerate(kinds) if kind == FULL}

@@ -9,13 +9,14 @@ import equinox as eqx
 import jax
 
 from lim_jax.checkpoints import expert_sublayers, recurrent_sublayers, sublayers
+from lim_jax.checkpoints.activations import ACTIVATIONS
 from lim_jax.checkpoints.families.deepseek import by_sigmoids
 from lim_jax.checkpoints.families.llama import AFTER, llama_like, multipliers, rotary_masks
 from lim_jax.checkpoints.families.mixture import OF_GRANITE, granite_experts
 from lim_jax.checkpoints.options import Configuration, require_config
 from lim_jax.checkpoints.recipe import Biases, Names, Recipe, SizeNames, Sizes, sizes_of
 from lim_jax.checkpoints.rope_config import FULL, PART, full_every, rope_options
-from lim_jax.checkpoints.tensor_reader import ACTIVATIONS, Reader
+from lim_jax.checkpoints.tensor_reader import Reader
 from lim_jax.network.experts import Routing
 from lim_jax.network.field import SumOfFields
 from lim_jax.network.masks import AttentionMask

@@ -5,6 +5,7 @@ from typing import Any
 
 from lim_jax._checks import described
 from lim_jax.checkpoints import sublayers
+from lim_jax.checkpoints.activations import bloom_gelu, exact_gelu
 from lim_jax.checkpoints.families.llama import biases_of, llama_like, masks_by_kind, rotary_masks
 from lim_jax.checkpoints.options import (
     OTHER_OPTION,
@@ -22,7 +23,6 @@ from lim_jax.checkpoints.rope_config import (
     rotary_of,
     slide_if_stated,
 )
-from lim_jax.checkpoints.tensor_reader import bloom_gelu, exact_gelu
 from lim_jax.network.masks import AttentionMask
 from lim_jax.network.positions import Alibi
 from lim_jax.network.steps import euler, split

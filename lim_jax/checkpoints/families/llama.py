@@ -7,6 +7,7 @@ from typing import Any
 from jaxtyping import Array
 
 from lim_jax.checkpoints import sublayers
+from lim_jax.checkpoints.activations import ACTIVATIONS, xielu
 from lim_jax.checkpoints.options import Configuration, require_config
 from lim_jax.checkpoints.recipe import Biases, Names, Recipe, Sizes, sizes_of
 from lim_jax.checkpoints.rope_config import (
@@ -26,7 +27,6 @@ from lim_jax.checkpoints.rope_config import (
     slide_if_stated,
     usual_base,
 )
-from lim_jax.checkpoints.tensor_reader import ACTIVATIONS, xielu
 from lim_jax.network.frequencies import rotary_frequencies
 from lim_jax.network.masks import AttentionMask
 from lim_jax.network.positions import Rotary, Tempered, TemperedRotary
