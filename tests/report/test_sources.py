@@ -141,7 +141,7 @@ def test_the_legend_says_what_numbers_and_errors_are(tmp_path):
             sources_page(with_errors, CONTEXT, question="?", how="drawn"),
         )
     ]
-    told = "After ± stands the error; what is within two errors of zero has no shade."
+    told = "After ± stands the error; a part within two errors of zero has no shade."
     for legend, has_errors in zip(legends, (False, True), strict=True):
         assert "Numbers are in log odds, on average over the answer's tokens." in legend
         assert (told in legend) == has_errors, "errors are explained where there are some"
