@@ -120,7 +120,7 @@ def write_explained_page(
     network_and_loss: NetworkAndLoss,
     batch: ContextBatch,
     model: LanguageModel,
-    loss: LossName,
+    loss_name: LossName,
     out: Path,
 ) -> None:
     """Write explanation.html, which shades every token of the first contexts."""
@@ -135,7 +135,7 @@ def write_explained_page(
         accounts,
         [checkpoints.texts_of_ids(window, model.tokenizer) for window in rows],
         title=f"Why does {model.name} use what it uses?",
-        about={"model": model.name, "loss": loss_kind(loss).words},
+        about={"model": model.name, "loss": loss_kind(loss_name).words},
         certificates=result.certificates,
         without_queries=result.without_queries,
         names=context_names(contexts),

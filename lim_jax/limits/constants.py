@@ -15,8 +15,9 @@ from jaxtyping import Array, Float, PyTree
 
 from lim_jax._checks import require, require_callable, require_floats
 from lim_jax._jit import filter_jit
-from lim_jax._precision import norm
+from lim_jax._precision import unit_of
 from lim_jax.grid.cells import CellGrid
+from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.continuous_flow import ContinuousFlow, require_continuous
 from lim_jax.network.controls import InterpolatedControl
@@ -24,6 +25,7 @@ from lim_jax.network.field import TransformerField
 from lim_jax.network.flow import unit_profile
 from lim_jax.network.regularity import HARDY, field_regularity, hardy_bound
 from lim_jax.network.slots import State
+from lim_jax.probes import deviation_of
 
 PROFILE_STEPS = 4096  # between the times at which a depth profile is sampled
 
@@ -495,6 +497,7 @@ def time_slopes(
     def slope(time: Array) -> Array:
         """Compute the norm of the rate's derivative in time."""
         change = jax.jvp(rate, (time,), (jnp.ones_like(time),))[1]
-        return norm(jnp.sqrt(grid.weights)[:, None] * change)
+        unit = unit_of(change)  # squares of other numbers would vanish or overflow
+        return unit * deviation_of(inner(change / unit, change / unit, grid))
 
     return jax.vmap(slope)(times)

@@ -295,5 +295,8 @@ def test_a_signed_profile_shows_errors_of_two_contexts_and_of_one_none(network):
     other = CONTEXT._replace(window=np.where(CONTEXT.window == ord("2"), 55, CONTEXT.window))
     both = signed_profile(network, [CONTEXT, other], "margin")
     alone = signed_profile(network, [CONTEXT], "margin")
-    assert [len(f"{profile}".splitlines()) for profile in (both, alone)] == [2, 1]
+    meaning, *lines = f"{both}".splitlines()
+    assert meaning == "By how much the loss falls as attention reads more of each region:"
+    assert len(lines) == 2
+    assert len(f"{alone}".splitlines()) == 2, "the meaning, and the integrals without errors"
     assert np.isfinite(np.asarray(both.regional.error)).all()
