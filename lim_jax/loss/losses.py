@@ -546,25 +546,20 @@ def _losses(
 ) -> Float[Array, " length"]:
     """Compute every position's cross-entropy, with class numbers or with soft labels."""
     _require_labels(logits, labels, name)
+    # Against the likeliest class: its own loss, and by how much the others are less likely. A
+    # log-sum-exp of all classes would be rounded to the logit of one that is far above the others.
+    likeliest = logits.argmax(axis=1)[:, None]
+    is_likeliest = jnp.arange(logits.shape[1])[None, :] == likeliest
+    peaks = jnp.take_along_axis(logits, likeliest, axis=1)
+    nothing = jax.lax.stop_gradient(peaks - peaks)  # 0, or NaN where a logit is infinite
+    below = jnp.where(is_likeliest, nothing, peaks - logits)
+    odds_of_others = jnp.where(is_likeliest, 0, jnp.exp(-below)).sum(axis=1)
+    least = jnp.log1p(odds_of_others)
     if _class_numbers(labels):
         classes = _known_classes(labels, logits.shape[1], is_query, name)
-        return _losses_of_classes(*_answers_and_rest(logits, classes))
-    # All against the likeliest class: its loss, and how far the others are below it.
-    likeliest = logits.argmax(axis=1)
-    peaks, others, alone = _answers_and_rest(logits, likeliest)
+        return least + jnp.take_along_axis(below, classes[:, None], axis=1)[:, 0]
     masked = jnp.isneginf(logits) & (labels == 0)  # 0, where their product would be NaN
-    counted = ~(_is_answer(logits, likeliest) | masked)
-    below = jnp.where(counted, labels * (peaks[:, None] - logits), 0).sum(axis=1)
-    return labels.sum(axis=1) * _losses_of_classes(peaks, others, alone) + below
-
-
-def _losses_of_classes(
-    logits: Float[Array, " length"], others: Float[Array, " length"], alone: Bool[Array, " length"]
-) -> Float[Array, " length"]:
-    """Compute the losses of classes from their logits and the log-sum-exp of the others."""
-    # A log-sum-exp of all classes is rounded to a class's logit where that is far above.
-    losses = jax.nn.softplus(others - logits)
-    return jnp.where(alone | jnp.isposinf(logits), logits - logits, losses)
+    return labels.sum(axis=1) * least + (labels * jnp.where(masked, 0, below)).sum(axis=1)
 
 
 def _answers_and_rest(
