@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
@@ -65,7 +66,8 @@ def cross_entropy(
         all may be, and count for nothing, where the weight is zero.
     labels
         :math:`Y`, class numbers, one whole number for each position; or a row of probabilities, or
-        of any soft weights, for each position.
+        of any soft weights, for each position. Where an answer is nearly sure, its own share of the
+        gradient keeps its digits with class numbers alone: with rows it is rounded as 1 is.
     grid
         The positions.
     position_weights
@@ -345,7 +347,8 @@ def logit_residual(logits: Logits, labels: Labels) -> Logits:
         :math:`z`, a row for each position, a column for each class.
     labels
         :math:`Y`, class numbers, one whole number for each position; or a row of probabilities, or
-        of any soft weights, for each position.
+        of any soft weights, for each position, with which a nearly sure answer's
+        share is rounded as 1 is.
 
     Returns
     -------
@@ -371,13 +374,10 @@ def logit_residual(logits: Logits, labels: Labels) -> Logits:
     if _class_numbers(labels):
         classes = _known_classes(labels, logits.shape[1], jnp.array(True), "labels")
         is_answer = _is_answer(logits, classes)
-        residual = likely
-    else:
-        is_answer = _is_answer(logits, logits.argmax(axis=1))
-        residual = labels.sum(axis=1, keepdims=True) * likely - labels
-    # Residuals sum to zero: by itself that of a sure answer, nearly 1 - 1, would be rounded to it.
-    others = jnp.where(is_answer, 0, residual).sum(axis=1, keepdims=True)
-    return jnp.where(is_answer, -others, residual)
+        # Less one the answer's share would be rounded to zero where it is nearly one.
+        others = jnp.where(is_answer, 0, likely).sum(axis=1, keepdims=True)
+        return jnp.where(is_answer, -others, likely)
+    return labels.sum(axis=1, keepdims=True) * likely - labels
 
 
 def _require_answers(targets: Labels, classes: int, name: str, logits_name: str = "logits") -> None:
@@ -546,20 +546,14 @@ def _losses(
 ) -> Float[Array, " length"]:
     """Compute every position's cross-entropy, with class numbers or with soft labels."""
     _require_labels(logits, labels, name)
-    # Against the likeliest class: its own loss, and by how much the others are less likely. A
-    # log-sum-exp of all classes would be rounded to the logit of one that is far above the others.
-    likeliest = logits.argmax(axis=1)[:, None]
-    is_likeliest = jnp.arange(logits.shape[1])[None, :] == likeliest
-    peaks = jnp.take_along_axis(logits, likeliest, axis=1)
-    nothing = jax.lax.stop_gradient(peaks - peaks)  # 0, or NaN where a logit is infinite
-    below = jnp.where(is_likeliest, nothing, peaks - logits)
-    odds_of_others = jnp.where(is_likeliest, 0, jnp.exp(-below)).sum(axis=1)
-    least = jnp.log1p(odds_of_others)
     if _class_numbers(labels):
         classes = _known_classes(labels, logits.shape[1], is_query, name)
-        return least + jnp.take_along_axis(below, classes[:, None], axis=1)[:, 0]
-    masked = jnp.isneginf(logits) & (labels == 0)  # 0, where their product would be NaN
-    return labels.sum(axis=1) * least + (labels * jnp.where(masked, 0, below)).sum(axis=1)
+        answers, others, alone = _answers_and_rest(logits, classes)
+        # A log-sum-exp of all classes is rounded to the answer's logit where that is far above.
+        losses = jax.nn.softplus(others - answers)
+        return jnp.where(alone | jnp.isposinf(answers), answers - answers, losses)
+    # The safe form takes a masked class (logit -inf, label 0) as 0 rather than NaN.
+    return optax.losses.safe_softmax_cross_entropy(logits, labels)
 
 
 def _answers_and_rest(
