@@ -1,4 +1,7 @@
-"""The precision of products, as JAX's configuration asks, and of sums, float32 at least."""
+"""The precision of products, as JAX's configuration asks, and of sums, float32 at least.
+
+Squares leave the range of a precision where their numbers do not: norms are taken in units.
+"""
 
 import math
 from contextlib import AbstractContextManager, nullcontext

@@ -100,8 +100,8 @@ def pad_context(
     dtype = model.embedding.dtype
     y: Targets | Contrast
     if isinstance(ask, Contrast):
-        size, more = _contrast_sizes(model, ask, length, size)
-        y = _pad_contrast(ask, length, size, more, dtype)
+        size, continuation_sizes = _contrast_sizes(model, ask, length, size)
+        y = _pad_contrast(ask, length, size, continuation_sizes, dtype)
     else:
         y = _pad_targets(row[1:], ask, size, dtype)
     # Energies are densities, and the padded grid's cells are narrower than the context's own.
@@ -149,24 +149,29 @@ def _contrast_sizes(
 
 
 def _pad_contrast(
-    ask: Contrast, length: int, size: int, more: tuple[int, int], dtype: Any
+    ask: Contrast, length: int, size: int, continuation_sizes: tuple[int, int], dtype: Any
 ) -> Contrast:
-    """Pad continuations to the sizes `more` with weight zero, and the prompt's mask to `size`."""
-    *continuations, after = (np.asarray(field) for field in ask[:5])
+    """Pad the answer and the foil to their sizes with weight zero, and the prompt's mask to its."""
     require(
-        int(after) == length,
+        int(ask.length) == length,
         "ask",
-        got=f"a contrast after {int(after)} ids",
+        got=f"a contrast after {int(ask.length)} ids",
         expected=f"after {length}",
         cure="Make the window of the prompt and any id after it.",
     )
-    answer, foil, *weights = map(fill, continuations, 2 * more)
-    answer_weights, foil_weights = (values.astype(dtype) for values in weights)
+    answer_size, foil_size = continuation_sizes
     log_weights = _pad_places(ask.log_weights, length, size, 0)
-    labels = _pad_places(ask.parts, length, size, -1)
     if log_weights is not None:
         log_weights = log_weights.astype(dtype)
-    return Contrast(answer, foil, answer_weights, foil_weights, after, log_weights, labels)
+    return Contrast(
+        answer=fill(np.asarray(ask.answer), answer_size),
+        foil=fill(np.asarray(ask.foil), foil_size),
+        answer_weights=fill(np.asarray(ask.answer_weights), answer_size).astype(dtype),
+        foil_weights=fill(np.asarray(ask.foil_weights), foil_size).astype(dtype),
+        length=np.asarray(ask.length),
+        log_weights=log_weights,
+        parts=_pad_places(ask.parts, length, size, -1),
+    )
 
 
 def _pad_places(places: Any, length: int, size: int, padding: int) -> Any:
