@@ -22,7 +22,7 @@ from lim_jax._checks import (
     require_floats,
     require_kind,
 )
-from lim_jax._precision import promote
+from lim_jax._precision import promote, unit_of
 from lim_jax.adjoint.certificate import (
     Certificate,
     Premise,
@@ -34,7 +34,7 @@ from lim_jax.adjoint.cone import JointCone, future_lengths
 from lim_jax.adjoint.residual import GeneratorNorms
 from lim_jax.adjoint.terminal_covectors import query_masses
 from lim_jax.grid.cells import CellGrid
-from lim_jax.grid.measure import require_on_grid
+from lim_jax.grid.measure import Scalar, require_on_grid
 from lim_jax.grid.partition import LEFT, MIDDLE, RIGHT, Regions, regional_averages, require_regions
 
 
@@ -123,7 +123,7 @@ def _extremes(cone: JointCone, regions: Regions) -> tuple[float, float]:
 
 
 def _refuting_positions(cone: JointCone, regions: Regions) -> int:
-    r"""Count the positions whose energy contradicts :math:`\Gamma`'s extremes on E_L or E_M."""
+    r"""Count the positions of E_L and E_M whose numbers contradict :math:`\Gamma`'s extremes."""
     inside = np.asarray(regions.weights) > 0
     area = (float(cone.horizon) * np.asarray(cone.future, float)) ** 2
     energy = np.asarray(cone.energy, float)
@@ -132,7 +132,9 @@ def _refuting_positions(cone: JointCone, regions: Regions) -> int:
     rounding = half_digits(cone.energy.dtype)
     below = inside[LEFT] & (energy < least - rounding * (np.abs(least) + energy))
     above = inside[MIDDLE] & (energy > most + rounding * (np.abs(most) + energy))
-    return int((below | above).sum())
+    # Of one integrand the least is nowhere beyond the largest size.
+    apart = np.abs(least) > (1 + rounding) * most
+    return int((below | above | ((inside[LEFT] | inside[MIDDLE]) & apart)).sum())
 
 
 def primacy_noncancellation(cone: JointCone, regions: Regions) -> Certificate:
@@ -270,7 +272,8 @@ def energy_stability(
     >>> jnp.round(energies.bound, 4).tolist()
     [3.75, 3.75, 3.75]
     """
-    stability, change = _stability(terminal, initial, amplification, regions)
+    stability, unit, change = _stability(terminal, initial, amplification, regions)
+    stability = EnergyStability(*(energies * unit**2 for energies in stability))
     message = (
         "amplification: got a c that the covectors refute, expected |P_0 - P_T| <= c |P_T| in "
         "every example. Take it from residual.amplification, of the same layers and grid."
@@ -287,8 +290,11 @@ class _Change(NamedTuple):
 
 def _stability(
     terminal: Array, initial: Array, amplification: Array, regions: Regions
-) -> tuple[EnergyStability, _Change]:
-    """Check the arguments of `energy_stability`; return its result and every example's change."""
+) -> tuple[EnergyStability, Scalar, _Change]:
+    """Check the arguments of `energy_stability`; return its result and every example's change.
+
+    Energies are in units of the largest entry squared; the entry itself stands between the two.
+    """
     require_regions(regions)
     axes = "examples length width"
     require_on_grid(terminal, regions.grid, "terminal", axes)
@@ -302,21 +308,26 @@ def _stability(
     amplification = error_if(amplification, jnp.isnan(amplification), message)
     amplification = as_nonnegative(amplification, "amplification", cure)
     weights = regions.grid.weights
-    squares, energy, change_bound = _mean_squares(terminal, initial, amplification, weights)
+    unit = unit_of((terminal, initial))
+    squares, energy, change_bound = _mean_squares(terminal, initial, unit, amplification, weights)
     stability = EnergyStability(
         regional_averages(squares, regions),
         regional_averages(energy, regions),
         change_bound / regions.weights.sum(axis=1),
     )
-    return stability, _change(terminal, initial, amplification, weights)
+    return stability, unit, _change(terminal, initial, amplification, weights)
 
 
 @jax.jit
 def _mean_squares(
-    terminal: Array, initial: Array, amplification: Array, weights: Array
+    terminal: Array, initial: Array, unit: Scalar, amplification: Array, weights: Array
 ) -> tuple[Array, Array, Array]:
-    r"""Return the mean :math:`\|P_T\|^2`, the mean :math:`\|P_0\|^2`, and the bound's numerator."""
+    r"""Return the mean :math:`\|P_T\|^2`, the mean :math:`\|P_0\|^2`, and the bound's numerator.
+
+    All are in units of `unit` squared: squares of small covectors vanish.
+    """
     terminal, initial, amplification = promote((terminal, initial, amplification))
+    terminal, initial = (array / unit.astype(array.dtype) for array in (terminal, initial))
     squares = (terminal**2).sum(axis=2)
     growth = 2 * amplification + amplification**2
     change_bound = _times(growth, squares @ weights).mean()
@@ -400,8 +411,9 @@ def recency_survival(
     require_concrete("amplification", amplification, bounds=True)
     amplification, sampling = _amplification_and_premise(amplification)
     later = _amplification_rows(amplification)
-    stability, relative_change = _stability(terminal, initial, later[:, 0], regions)
-    before, after, change = (np.asarray(values, float) for values in stability)
+    stability, unit, relative_change = _stability(terminal, initial, later[:, 0], regions)
+    # In Python's floats, whose range has the squares of all numbers in single precision.
+    before, after, change = (float(unit) ** 2 * np.asarray(values, float) for values in stability)
     precision = jnp.result_type(stability.terminal)
     bound = float(change[RIGHT] + change[MIDDLE])
     contrast = float(before[RIGHT] - before[MIDDLE])

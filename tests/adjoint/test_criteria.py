@@ -296,6 +296,24 @@ def test_recencys_sides_and_conclusion_by_hand():
     assert [premise.holds for premise in unbounded.premises] == [True, False, True]
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0])
+def test_small_covectors_change_no_verdict_of_recency(scale):
+    """On the right 1.1, else 1, times numbers whose squares are zero in single precision."""
+    # `prop:regional-recency-persistence`.
+    levels = (scale * np.repeat([1.0, 1.1], [16, 4])).astype(np.float32)[None, :, None]
+    regions = lim.boundary_regions(lim.token_grid(20, jnp.float32), 0.2)
+    terminal = jax.device_put(levels)
+    for c, holds in ((0.0, True), (0.1, False)):
+        certificate = criteria.recency_survival(
+            terminal, terminal, jnp.array([c], jnp.float32), regions
+        )
+        (inequality,) = certificate.inequalities
+        assert certificate.holds == holds and certificate.concluded
+        np.testing.assert_allclose(inequality.greater / scale**2, 0.21, rtol=1e-4)
+        bound = (1 / 0.2 + 1 / 0.6) * (2 * c + c**2) * 1.042
+        np.testing.assert_allclose(inequality.lesser / scale**2, bound, rtol=1e-4)
+
+
 def test_a_c_that_the_covectors_refute_proves_nothing():
     """P_T of ones on the right, P_0 of fives in the middle: |P_0 - P_T|^2 = 304/20, |P_T|^2 = 4/20.
 
@@ -388,8 +406,8 @@ def test_a_cone_whose_energies_refute_its_bounds_proves_nothing():
     regions = lim.boundary_regions(lim.token_grid(3), "1/3")
     one = jnp.ones(())
 
-    def judged(energy):
-        lowest = jnp.array([4.0, 0.0, 0.0])
+    def judged(energy, least_in_the_middle=0.0):
+        lowest = jnp.array([4.0, least_in_the_middle, 0.0])
         largest = jnp.array([9.0, 2.0, 2.0])
         futures = jnp.array([1.0, 2 / 3, 1 / 3])
         cone = JointCone(lowest, largest, jnp.array(energy), futures, one)
@@ -401,6 +419,10 @@ def test_a_cone_whose_energies_refute_its_bounds_proves_nothing():
         certificate = judged(energy)
         assert certificate.inequalities[0].holds and not certificate.holds
         assert (certificate.premises[1].value, certificate.premises[1].holds) == (refuted, False)
+    # A size of at most 2 in the middle, where something is -3.
+    certificate = judged([5.0, 0.5, 7.0], -3.0)
+    assert certificate.inequalities[0].holds and not certificate.holds
+    assert (certificate.premises[1].value, certificate.premises[1].holds) == (1, False)
 
 
 def test_queries_that_are_no_weights_are_refused():
