@@ -214,13 +214,13 @@ class SharingPeer(Peer):
                 self.network(
                     ids_of(contexts[0])[None, :length],
                     attention_mask=mask[None, None, :length, :length],
-                    past_key_values=cache,
+                    cache=cache,
                     logits_to_keep=1,
                 )
 
     def answer(self, prompt: PromptOnly) -> np.ndarray:
         """Return the ids of the answer, after the documents."""
-        answer = self.generate(prompt, past_key_values=self.caches[1])
+        answer = self.generate(prompt, cache=self.caches[1])
         cut(self.caches[1], self.length)
         return answer
 
@@ -233,7 +233,7 @@ class SharingPeer(Peer):
             attention_mask=mask_of(context, log_weights_of(context, weight))[
                 None, None, self.length :
             ],
-            past_key_values=cache,
+            cache=cache,
             logits_to_keep=torch.from_numpy(asked - self.length),
         ).logits[0]
         cut(cache, self.length)

@@ -19,7 +19,7 @@ from lim_jax.checkpoints.placement import (
 )
 from lim_jax.checkpoints.recipe import Recipe
 from lim_jax.checkpoints.sublayers import read_norm
-from lim_jax.checkpoints.tensor_reader import Reader, Source, Weights
+from lim_jax.checkpoints.tensor_reader import Reader, Source, Tensor, Weights
 from lim_jax.network.field import SumOfFields, TransformerField
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.masks import AttentionMask, SwitchedMask, layer_masks
@@ -64,16 +64,49 @@ def read_decoder(
         If a tensor is missing, of another shape or not finite, the head is none over words, or the
         configuration has an option that nobody read.
     """
+    refuse_unknown(checkpoint.config, implied_options(checkpoint.config, recipe))
     sizes = recipe.sizes
     names = recipe.names
-    refuse_unknown(checkpoint.config, implied_options(checkpoint.config, recipe))
+    read = _reader(checkpoint, dtype, recipe, placement)
+    shape = sizes.vocabulary, sizes.width
+    rows = placement.rows(read, f"{read.prefix}{names.embedding}.weight", shape)
+    flow = ResidualFlow(
+        _read_layers(read, recipe, placement),
+        horizon=recipe.increment * sizes.depth,
+        step=recipe.step,
+        compute=compute,
+    )
+    _account_for_mtp(read, recipe)
+    positions = _positions(read, recipe)
+    head_bias = None
+    if recipe.biases.head:
+        head_bias = read.read_named(f"{names.head}.bias", sizes.vocabulary)
+    norm = recipe.norm(read, names.last, sizes.width, sizes.norm_eps)
+    positions, head_bias, norm = jax.device_put((positions, head_bias, norm))
+    parts = {
+        "embedding": rows if names.embedding_norm is None else _normalise_rows(read, recipe, rows),
+        "positions": positions,
+        "flow": flow,
+        "norm": norm,
+        "head": _head(read, recipe, rows, shape, placement),
+        "head_bias": head_bias,
+        "embedding_scale": recipe.embedding_scale,
+        "logit_scale": recipe.logit_scale,
+        "logit_cap": recipe.logit_cap,
+    }
+    return Weights(parts, frozenset(read.read_names))
+
+
+def _reader(checkpoint: Source, dtype: str, recipe: Recipe, placement: WeightPlacement) -> Reader:
+    """Return a reader of the tensors, in half precision where they are published and kept so."""
     # Matrices that are kept as they are published need not go through full precision.
     precision = placement.precision
     as_published = precision is not None and published_precision(checkpoint) == precision
-    half = precision if as_published else None
-    read = Reader(checkpoint, dtype, names.prefix, half)
-    shape = sizes.vocabulary, sizes.width
-    rows = placement.rows(read, f"{read.prefix}{names.embedding}.weight", shape)
+    return Reader(checkpoint, dtype, recipe.names.prefix, precision if as_published else None)
+
+
+def _read_layers(read: Reader, recipe: Recipe, placement: WeightPlacement) -> Any:
+    """Read and place all layers, and account for the tensors of those that are read later."""
     # Weights that stay on the host are fetched inside a program, so no mask may be on a device.
     masks = jax.tree.map(np.asarray, layer_masks(list(recipe.masks)))
 
@@ -85,30 +118,16 @@ def read_decoder(
     layers = _place_layers(placement, layer, recipe)
     if not placement.each_layer:
         _account_for_layers(read, recipe, layer)
-    _account_for_mtp(read, recipe)
-    positions = None
-    head_bias = None
-    if names.positions is not None:
-        count = recipe.offset + recipe.num_positions
-        positions = read(f"{names.positions}.weight", count, sizes.width)[recipe.offset :]
-    if recipe.biases.head:
-        head_bias = read.read_named(f"{names.head}.bias", sizes.vocabulary)
-    norm = recipe.norm(read, names.last, sizes.width, sizes.norm_eps)
-    positions, head_bias, norm = jax.device_put((positions, head_bias, norm))
-    parts = {
-        "embedding": rows if names.embedding_norm is None else _normalise_rows(read, recipe, rows),
-        "positions": positions,
-        "flow": ResidualFlow(
-            layers, horizon=recipe.increment * sizes.depth, step=recipe.step, compute=compute
-        ),
-        "norm": norm,
-        "head": _head(read, recipe, rows, shape, placement),
-        "head_bias": head_bias,
-        "embedding_scale": recipe.embedding_scale,
-        "logit_scale": recipe.logit_scale,
-        "logit_cap": recipe.logit_cap,
-    }
-    return Weights(parts, frozenset(read.read_names))
+    return layers
+
+
+def _positions(read: Reader, recipe: Recipe) -> Tensor | None:
+    """Read the embedding of learned positions, or return None if there is none."""
+    name = recipe.names.positions
+    if name is None:
+        return None
+    count = recipe.offset + recipe.num_positions
+    return read(f"{name}.weight", count, recipe.sizes.width)[recipe.offset :]
 
 
 def _place_layers(placement: WeightPlacement, layer: Callable[[int], Field], recipe: Recipe) -> Any:

@@ -232,7 +232,12 @@ def _afmoe(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str
 
 
 def _deepseek2(options: Configuration, sizes: Options, tensors: Tensors) -> dict[str, Any]:
-    """Return the options of DeepSeek V2 or V3, which differ in how experts are chosen."""
+    """Return the options of DeepSeek V2 or V3: its experts, and the sizes of latent attention."""
+    return _deepseek_experts(options) | _latent_sizes(options, sizes)
+
+
+def _deepseek_experts(options: Configuration) -> dict[str, Any]:
+    """Return how experts are chosen, and by that which family it is: DeepSeek V2 or V3."""
     gating = options.get_int("expert_gating_func", SOFTMAX)
     options.require(
         "expert_gating_func",
@@ -241,36 +246,44 @@ def _deepseek2(options: Configuration, sizes: Options, tensors: Tensors) -> dict
         f"{SOFTMAX}, a softmax, or {SIGMOID}, sigmoids",
     )
     groups = options.get_int("expert_group_count")
-    config = _routing_options(options, dense="first_k_dense_replace", shared="n_shared_experts") | {
-        "model_type": "deepseek_v3" if gating == SIGMOID else "deepseek_v2",
+    routing = _routing_options(options, dense="first_k_dense_replace", shared="n_shared_experts")
+    routing |= {
         "n_routed_experts": options.get_int("expert_count"),
         "n_group": groups,
         "topk_group": options.get_int("expert_group_used_count"),
         "norm_topk_prob": _flag(options, "expert_weights_norm", False),
         "routed_scaling_factor": options.get_positive("expert_weights_scale", 1.0),
     }
-    if gating == SOFTMAX:
-        _require_only(options, "expert_weights_norm", False, default=False)
-        config["topk_method"] = "group_limited_greedy" if groups > 1 else "greedy"
+    if gating == SIGMOID:
+        return routing | {"model_type": "deepseek_v3"}
+    _require_only(options, "expert_weights_norm", False, default=False)
+    method = "group_limited_greedy" if groups > 1 else "greedy"
+    return routing | {"model_type": "deepseek_v2", "topk_method": method}
+
+
+def _latent_sizes(options: Configuration, sizes: Options) -> dict[str, Any]:
+    """Return the sizes of DeepSeek's latent attention."""
     rank = options.get_int("attention.kv_lora_rank")
     rotary = sizes["head_dim"]
-    # Newer files state the sizes of attention on latent vectors, and the heads' own as further.
-    absorbed = options.get("attention.key_length_mla") is not None
-    end = "_mla" if absorbed else ""
+    key = "attention.key_length"
+    value = "attention.value_length"
+    # Newer files state by these names the sizes of keys and values that are latent vectors, and
+    # those of a head by names of their own.
+    if options.get(f"{key}_mla") is not None:
+        _require_same(options, key, rank + rotary, "latent and rotated features")
+        _require_same(options, value, rank, "attention.kv_lora_rank")
+        key += "_mla"
+        value += "_mla"
+    head_dim = options.get_int(key)
+    options.require(key, head_dim, head_dim > rotary, f"more than rope.dimension_count, {rotary}")
     query = "attention.q_lora_rank"
-    if absorbed:
-        _require_same(options, "attention.key_length", rank + rotary, "latent and rotated features")
-        _require_same(options, "attention.value_length", rank, "attention.kv_lora_rank")
-    key = f"attention.key_length{end}"
-    size = options.get_int(f"attention.key_length{end}")
-    options.require(key, size, size > rotary, f"more than rope.dimension_count, {rotary}")
-    return config | {
+    return {
         "num_key_value_heads": sizes["num_attention_heads"],
         "kv_lora_rank": rank,
         "q_lora_rank": options.get_int(query) if query in options else None,
         "qk_rope_head_dim": rotary,
-        "qk_nope_head_dim": size - rotary,
-        "v_head_dim": options.get_int(f"attention.value_length{end}"),
+        "qk_nope_head_dim": head_dim - rotary,
+        "v_head_dim": options.get_int(value),
     }
 
 

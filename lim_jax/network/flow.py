@@ -239,16 +239,16 @@ class ResidualFlow(eqx.Module):
             The last carry, and the results with a leading axis of the depth, in the order of the
             layers.
         """
-        numbered, call = self._numbered()
+        entries, call = self._entries()
         increments = self._increments(jax.tree.leaves(carry)[0].dtype)
 
         def layer_body(carry, scanned):
             """Call the body with the field and increment of one layer."""
-            number, increment, *inputs = scanned
-            return call(lambda field: body(carry, (field, increment), *inputs), number)
+            entry, increment, *inputs = scanned
+            return call(lambda field: body(carry, (field, increment), *inputs), entry)
 
         rematerialised = jax.checkpoint(layer_body, prevent_cse=False, policy=self._policy())
-        scanned = numbered, increments, *inputs
+        scanned = entries, increments, *inputs
         with computing(self.compute):
             return jax.lax.scan(rematerialised, carry, scanned, reverse=reverse)
 
@@ -260,11 +260,12 @@ class ResidualFlow(eqx.Module):
         `inputs` are tuples with an entry for each kind, whose arrays have an axis of that kind's
         layers; results come back so.
         """
-        if not isinstance(self.layers, LayersByKind):
+        layers = self.layers
+        if not isinstance(layers, LayersByKind):
             carry, result = self.scan(body, carry, *(each for (each,) in inputs))
             return carry, (result,)
-        layers = self.layers
-        order = np.array(self.layers.order)
+        increments = self._increments(jax.tree.leaves(carry)[0].dtype)
+        kinds = range(len(layers.kinds))
 
         def run(kind: int, carry: PyTree, position: LayerIndex, increment: Scalar) -> Any:
             """Call the body with the layer at a position among those of one kind."""
@@ -272,34 +273,34 @@ class ResidualFlow(eqx.Module):
             layer = layer_of(layers.kinds[kind], position), increment
             return body(carry, layer, *kind_inputs)
 
-        increments = self._increments(jax.tree.leaves(carry)[0].dtype)
-        kinds = range(len(layers.kinds))
+        # All steps of a scan return the same shapes, and those of results differ from kind to kind:
+        # each step returns a result for every kind, zeros for all but its layer's own.
         first = jnp.zeros((), int), increments[0]
         shapes = [jax.eval_shape(partial(run, kind), carry, *first)[1] for kind in kinds]
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
-        def branch(at: int) -> Callable[..., tuple[PyTree, list[PyTree]]]:
-            """Return a function that runs the body for one kind, with zeros for the others."""
+        def run_and_pad(kind: int, carry: PyTree, position: LayerIndex, increment: Scalar) -> Any:
+            """Run the body for one kind, and put its result among zeros for the others."""
+            carry, result = run(kind, carry, position, increment)
+            return carry, [*zeros[:kind], result, *zeros[kind + 1 :]]
 
-            def run_and_pad(carry: PyTree, position: LayerIndex, increment: Scalar) -> Any:
-                """Run the body for this kind, and put its result among zeros."""
-                carry, result = run(at, carry, position, increment)
-                return carry, [*nothing[:at], result, *nothing[at + 1 :]]
-
-            return run_and_pad
+        branches = [partial(run_and_pad, kind) for kind in kinds]
 
         def step(carry: PyTree, scanned: Any) -> tuple[PyTree, list[PyTree]]:
             """Call the body with the next layer, whatever its kind."""
             (kind, position), increment = scanned
-            return jax.lax.switch(kind, list(map(branch, kinds)), carry, position, increment)
+            return jax.lax.switch(kind, branches, carry, position, increment)
 
         with computing(self.compute):
-            carry, results = jax.lax.scan(step, carry, (layers.entries, increments))
-        indices = [np.flatnonzero(order == kind) for kind in kinds]
-        return carry, tuple(
-            jax.tree.map(lambda leaf, at=at: leaf[at], result)
-            for at, result in zip(indices, results, strict=True)
-        )
+            carry, padded = jax.lax.scan(step, carry, (layers.entries, increments))
+
+        order = np.array(layers.order)
+
+        def without_zeros(kind: int, results: PyTree) -> PyTree:
+            """Return the results of one kind, at the steps of its own layers."""
+            return jax.tree.map(lambda leaf: leaf[np.flatnonzero(order == kind)], results)
+
+        return carry, tuple(map(without_zeros, kinds, padded))
 
     def in_order(self, results: tuple[Array, ...]) -> Shaped[Array, "depth ..."]:
         """Put results of the layers of each kind, such as `scan_by_kind` has, in their order."""
@@ -338,9 +339,9 @@ class ResidualFlow(eqx.Module):
         Any
             What the function returns.
         """
-        numbered, call = self._numbered()
+        entries, call = self._entries()
         increment = self._increments(dtype)[number]
-        entry = jax.tree.map(lambda leaf: leaf[number], numbered)
+        entry = jax.tree.map(lambda leaf: leaf[number], entries)
         with computing(self.compute):
             return call(lambda field: function((field, increment)), entry)
 
@@ -350,14 +351,19 @@ class ResidualFlow(eqx.Module):
         starts = np.linspace(0.0, self.horizon, self.depth, endpoint=False)
         return require_depth_profile(increments, self.profile, starts, dtype)
 
-    def _numbered(self) -> tuple[PyTree, Callable[[Callable[[Any], Any], PyTree], Any]]:
-        """Return what to scan over, and a function that calls another with an entry's field."""
-        if isinstance(self.layers, LayersByKind):
-            return self.layers.entries, self.layers.call
-        if isinstance(self.layers, FetchedLayers):
-            fetch = self.layers.layer
-            return jnp.arange(self.depth), lambda function, number: function(fetch(number))
-        arrays, static = eqx.partition(self.layers, eqx.is_array)
+    def _entries(self) -> tuple[PyTree, Callable[[Callable[[Any], Any], PyTree], Any]]:
+        """Return what `scan` runs over: an entry for each layer, along a leading axis; and `call`.
+
+        ``call(function, entry)`` returns what the function returns for the field of that layer. No
+        field is returned itself, since those of several kinds are of several types: there `call`
+        is a switch between kinds, whose branches agree on what the function returns alone.
+        """
+        layers = self.layers
+        if isinstance(layers, LayersByKind):
+            return layers.entries, layers.call
+        if isinstance(layers, FetchedLayers):
+            return jnp.arange(self.depth), lambda function, number: function(layers.layer(number))
+        arrays, static = eqx.partition(layers, eqx.is_array)
         return arrays, lambda function, arrays: function(in_memory(eqx.combine(arrays, static)))
 
     def _times(self, dtype: DTypeLike) -> Float[Array, " times"]:
