@@ -295,6 +295,29 @@ def test_a_method_is_one_entry(model, monkeypatch):
         mean_scores.score_contexts(model, CONTEXTS, "margin", "guess", Run())
 
 
+@pytest.mark.slow
+def test_a_models_own_word_is_that_of_the_whole_context_where_parts_are_left_out():
+    """Without any of the three parts this network would say another word."""
+    model = byte_network(24, depth=2, seed=2)
+    context = tokenize_context(PROMPTS[0][0], loss="own-margin")
+
+    def logits(kept):
+        return np.asarray(model.logits(jax.device_put(context.window[:-1][kept])))[-1]
+
+    def log_odds(row):
+        return row[word] - np.logaddexp.reduce(np.delete(row, word))
+
+    whole = logits(np.ones(context.length, bool))
+    word = whole.argmax()
+    without = [
+        logits(~np.isin(np.arange(context.length), span.positions)) for span in context.spans
+    ]
+    assert all(row.argmax() != word for row in without)
+    result = mean_scores.score_contexts(model, [context], "own-margin", "leave-one-out", Run())
+    lost = [log_odds(whole) - log_odds(row) for row in without]
+    np.testing.assert_allclose(result.scores[0].by_part[0, :3], lost, rtol=1e-5)
+
+
 def test_contexts_are_padded_to_the_longest_of_their_program(model, monkeypatch):
     """All are known before the first is scored: 67 and 70 tokens to 80, and 33 as elsewhere."""
     padded = []
