@@ -373,6 +373,10 @@ WRONG_ARGUMENTS = {
     "profile m --data f --delta x": "profile: --delta x is not accepted; pass a finite",
     "profile m --data f --delta nan": "profile: --delta nan is not accepted; pass a finite number.",
     "profile m --data f --memory inf": "profile: --memory inf is not accepted; pass a finite num",
+    "profile m --data f --memory 0": "profile: --memory 0 is not accepted; pass a finite number "
+    "above 0.",
+    "ask m q --documents d --memory -1": "ask: --memory -1 is not accepted; pass a finite number "
+    "above 0.",
     "profile m --data f --shuffle -1": "profile: --shuffle -1 is not accepted; pass a whole number "
     "of at least 0.",
     "explain m --data f --depth -1": "explain: --depth -1 is not accepted; pass a whole number of",
@@ -401,12 +405,16 @@ EMPTY = {
     ("ask", "", "q", "--documents", "d"): "ask: MODEL '' is empty; pass a path",
     ("profile", "m", "--data", "d", "--out="): "profile: --out '' is empty; pass a path",
     ("compare", "a", ""): "compare: B '' is empty; pass a path",
+    ("ask", "m", "", "--documents", "d"): "ask: QUESTION '' is empty; pass a text of words",
+    ("ask", "m", "q", "--documents", "d", "--answer", " "): "ask: --answer ' ' is empty; pass a",
+    ("ask", "m", "q", "--documents", "d", "--foil="): "ask: --foil '' is empty; pass a text of",
+    ("profile", "m", "--data", "d", "--foil", "\n"): "profile: --foil '\\n' is empty; pass a text",
 }
 
 
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("given", EMPTY)
-def test_an_empty_path_is_not_the_current_folder(given, monkeypatch, capsys):
+def test_an_empty_path_or_text_is_told_before_anything_is_read(given, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["lim-jax", *given])
     assert __main__.main() == 2
     assert EMPTY[given] in capsys.readouterr().err

@@ -62,7 +62,7 @@ MEMORY_HELP = (
     "How many GiB may be used, by default all that is free. A network that needs more is left in "
     "its files and read a layer at a time."
 )
-Memory = Annotated[float | None, tyro.conf.arg(help=MEMORY_HELP)]
+Memory = Annotated[float | None, Bounds(0, beyond=True), tyro.conf.arg(help=MEMORY_HELP)]
 COMPUTE_HELP = (
     "The precision of products, whose sums stay in float32. Without, JAX's own: on a processor "
     "float32, with which bfloat16 differs by some per cent; it takes some two thirds of the time "
