@@ -355,6 +355,26 @@ def test_help_names_what_a_command_takes_as_the_page_does(command, usage, capsys
         assert (option in printed) == (f"`lim-jax {command} {usage} {option}" in page)
 
 
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_help_has_no_colours_where_none_are_wanted(no_color, monkeypatch, capsys):
+    """As https://no-color.org says: where NO_COLOR is set and not empty."""
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setitem(tyro._experimental_options, "ansi_codes", True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    assert ("\x1b" in capsys.readouterr().out) == (no_color == "")
+
+
+@pytest.mark.parametrize("command", [*commands.COMMANDS])
+def test_what_help_says_of_an_argument_is_one_paragraph(command):
+    """Help is wrapped to the terminal's width: ends of lines in it would stand within lines."""
+    said = inspect.getdoc(commands._command(command)) or ""
+    arguments = said.partition("Args:\n")[2].splitlines()
+    assert [line for line in arguments if not re.match(r"    \w+: ", line)] == []
+
+
 def test_the_help_has_an_entry_for_each_option_before_a_command(capsys):
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out

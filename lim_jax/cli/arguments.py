@@ -21,6 +21,7 @@ AnswerText = Annotated[
     str | None,
     tyro.conf.arg(metavar="STR", constructor=str, help_behavior_hint="(default: none)"),
 ]
+FoilText = Annotated[str, tyro.conf.arg(metavar="STR", help_behavior_hint="(default: none)")]
 Count = Annotated[int, Bounds(1)]
 Counts = Annotated[tuple[int, ...], Bounds(1)]
 CountOrNone = Annotated[int | None, Bounds(1)]
