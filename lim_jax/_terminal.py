@@ -1,14 +1,17 @@
-"""Text as a terminal shows it: marks in place of what a terminal would obey."""
+"""Text as a terminal shows it: marks in place of what it would obey, and of what no one sees."""
 
 import re
 
 OBEYED = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # control characters
     "\u2028\u2029"  # Unicode's own ends of lines
-    # Embeddings and overrides, which turn what follows round, even letters of another direction.
-    # Marks and isolates (U+200F, U+2068) stay: right-to-left writing has them, and they turn no
-    # letters.
-    "\u202a-\u202e"
+    # Embeddings, overrides, isolates and marks of direction: what follows in a row, numbers too,
+    # changes its place.
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+    # What no one sees and the model reads: zero-width spaces, soft hyphens, invisible operators,
+    # and tags, which can hold whole sentences. Joiners (U+200C, U+200D) stay: letters and emoji
+    # have another shape by them.
+    "\u00ad\u200b\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
     # Halves of pairs, which no encoding has, and names of files that are not in UTF-8.
     "\ud800-\udfff]"
 )

@@ -355,6 +355,26 @@ def test_help_names_what_a_command_takes_as_the_page_does(command, usage, capsys
         assert (option in printed) == (f"`lim-jax {command} {usage} {option}" in page)
 
 
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_help_has_no_colours_where_none_are_wanted(no_color, monkeypatch, capsys):
+    """As https://no-color.org says: where NO_COLOR is set and not empty."""
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setitem(tyro._experimental_options, "ansi_codes", True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    assert ("\x1b" in capsys.readouterr().out) == (no_color == "")
+
+
+@pytest.mark.parametrize("command", [*commands.COMMANDS])
+def test_what_help_says_of_an_argument_is_one_paragraph(command):
+    """Help is wrapped to the terminal's width: ends of lines in it would stand within lines."""
+    said = inspect.getdoc(commands._command(command)) or ""
+    arguments = said.partition("Args:\n")[2].splitlines()
+    assert [line for line in arguments if not re.match(r"    \w+: ", line)] == []
+
+
 def test_the_help_has_an_entry_for_each_option_before_a_command(capsys):
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
@@ -373,6 +393,10 @@ WRONG_ARGUMENTS = {
     "profile m --data f --delta x": "profile: --delta x is not accepted; pass a finite",
     "profile m --data f --delta nan": "profile: --delta nan is not accepted; pass a finite number.",
     "profile m --data f --memory inf": "profile: --memory inf is not accepted; pass a finite num",
+    "profile m --data f --memory 0": "profile: --memory 0 is not accepted; pass a finite number "
+    "above 0.",
+    "ask m q --documents d --memory -1": "ask: --memory -1 is not accepted; pass a finite number "
+    "above 0.",
     "profile m --data f --shuffle -1": "profile: --shuffle -1 is not accepted; pass a whole number "
     "of at least 0.",
     "explain m --data f --depth -1": "explain: --depth -1 is not accepted; pass a whole number of",
@@ -401,12 +425,16 @@ EMPTY = {
     ("ask", "", "q", "--documents", "d"): "ask: MODEL '' is empty; pass a path",
     ("profile", "m", "--data", "d", "--out="): "profile: --out '' is empty; pass a path",
     ("compare", "a", ""): "compare: B '' is empty; pass a path",
+    ("ask", "m", "", "--documents", "d"): "ask: QUESTION '' is empty; pass a text of words",
+    ("ask", "m", "q", "--documents", "d", "--answer", " "): "ask: --answer ' ' is empty; pass a",
+    ("ask", "m", "q", "--documents", "d", "--foil="): "ask: --foil '' is empty; pass a text of",
+    ("profile", "m", "--data", "d", "--foil", "\n"): "profile: --foil '\\n' is empty; pass a text",
 }
 
 
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("given", EMPTY)
-def test_an_empty_path_is_not_the_current_folder(given, monkeypatch, capsys):
+def test_an_empty_path_or_text_is_told_before_anything_is_read(given, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["lim-jax", *given])
     assert __main__.main() == 2
     assert EMPTY[given] in capsys.readouterr().err

@@ -194,8 +194,15 @@ class Answer(NamedTuple):
         """Return the question, the answer, the finding and the table of parts in HTML."""
         lines = (self.question, self.shown, self.finding)
         question, shown, finding = map(html.escape, lines)
-        rows = ("</bdi></td><td><bdi>".join(map(html.escape, row)) for row in self._rows)
-        table = "".join(f"<tr><td><bdi>{row}</bdi></td></tr>" for row in rows)
+        head, *rows = ([html.escape(cell) for cell in row] for row in self._rows)
+        columns = "".join(f'<th scope="col">{name.strip()}</th>' for name in head)
+        body = "".join(
+            f'<tr><th scope="row"><bdi>{name}</bdi></th>'
+            + "".join(f"<td><bdi>{cell}</bdi></td>" for cell in cells)
+            + "</tr>"
+            for name, *cells in rows
+        )
+        table = f"<thead><tr>{columns}</tr></thead><tbody>{body}</tbody>"
         heading = f'<p><b dir="auto">{question}</b><br><span dir="auto">{shown}</span></p>'
         return f"{heading}<p>{finding}</p><table>{table}</table>"
 

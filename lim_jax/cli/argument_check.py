@@ -19,20 +19,27 @@ NUMBERS = {int: "a whole number", float: "a finite number"}
 
 
 class Bounds(NamedTuple):
-    """A mark of an annotation: the least number that an argument takes, and the largest."""
+    """A mark of an annotation: the least number that an argument takes, and the largest.
+
+    With `beyond` the least is itself refused.
+    """
 
     least: int
     most: int | None = None
+    beyond: bool = False
 
     def __str__(self) -> str:
         """Return the words after those of a number."""
+        if self.beyond:
+            return f"above {self.least}"
         if self.most is None:
             return f"of at least {self.least}"
         return f"from {self.least} to {self.most}"
 
     def hold(self, number: int | float) -> bool:
         """Tell whether a number is within the bounds."""
-        return self.least <= number and (self.most is None or number <= self.most)
+        from_least = number > self.least if self.beyond else number >= self.least
+        return from_least and (self.most is None or number <= self.most)
 
 
 class Argument(NamedTuple):
@@ -182,6 +189,8 @@ def _require_values(name: str, argument: Argument, values: Sequence[str]) -> Non
     for value in values:
         if Path in kinds and not value:  # which would be the current folder
             raise _refusal(name, f"{argument.name} ''", "is empty", "pass a path")
+        if kinds[0] is str and not value.strip():
+            raise _refusal(name, f"{argument.name} {value!r}", "is empty", "pass a text of words")
         if not any(_fits(kind, value, argument.bounds) for kind in kinds):
             raise _refusal(
                 name, f"{argument.name} {value}", "is not accepted", f"pass {expected}", choices

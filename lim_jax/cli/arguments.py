@@ -21,6 +21,7 @@ AnswerText = Annotated[
     str | None,
     tyro.conf.arg(metavar="STR", constructor=str, help_behavior_hint="(default: none)"),
 ]
+FoilText = Annotated[str, tyro.conf.arg(metavar="STR", help_behavior_hint="(default: none)")]
 Count = Annotated[int, Bounds(1)]
 Counts = Annotated[tuple[int, ...], Bounds(1)]
 CountOrNone = Annotated[int | None, Bounds(1)]
@@ -62,7 +63,7 @@ MEMORY_HELP = (
     "How many GiB may be used, by default all that is free. A network that needs more is left in "
     "its files and read a layer at a time."
 )
-Memory = Annotated[float | None, tyro.conf.arg(help=MEMORY_HELP)]
+Memory = Annotated[float | None, Bounds(0, beyond=True), tyro.conf.arg(help=MEMORY_HELP)]
 COMPUTE_HELP = (
     "The precision of products, whose sums stay in float32. Without, JAX's own: on a processor "
     "float32, with which bfloat16 differs by some per cent; it takes some two thirds of the time "

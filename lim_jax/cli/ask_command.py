@@ -27,6 +27,7 @@ from lim_jax.cli.arguments import (
     CountOrNone,
     Documents,
     Download,
+    FoilText,
     Memory,
     Method,
     Model,
@@ -36,6 +37,7 @@ from lim_jax.cli.arguments import (
 )
 from lim_jax.cli.networks import estimated_time, network_within, open_model, placement_bar
 from lim_jax.prompts.contexts import PromptOnly
+from lim_jax.prompts.prompt_files import read_documents
 from lim_jax.report.sources import answer_page
 from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
 
@@ -51,7 +53,7 @@ def ask(
     chat: bool = True,
     answer: AnswerText = None,
     answer_tokens: Count = 32,
-    foil: str = "",
+    foil: FoilText = "",
     max_length: Count = 4096,
     html: bool = True,
     download: Download = False,
@@ -114,6 +116,7 @@ def ask(
     choose_method(request)  # refuses options that do not go together, before the folder
     if html:
         require_extra("jinja2", "report")
+    request = request._replace(documents=read_documents(documents))  # before a model is opened
     with run_folder(out, "ask", arguments, overwrite=overwrite) as folder:
         opened = open_model(model, download, compute)
         prompt = read_question(opened, request)

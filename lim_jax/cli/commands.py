@@ -1,5 +1,6 @@
 """The command ``lim-jax``: which subcommands there are."""
 
+import os
 import re
 import sys
 from argparse import ArgumentParser
@@ -8,7 +9,7 @@ from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
-from inspect import signature
+from inspect import cleandoc, signature
 
 import tyro
 
@@ -17,6 +18,8 @@ from lim_jax.cli.argument_check import as_arguments
 
 ARGUMENT = re.compile(r"(?<![^\s(])`(\w+)(?:=([^`]*))?`")
 QUOTES = "'\""
+# An end of line within what a docstring says of an argument.
+CONTINUED = re.compile(r"\n {8,}(?=\S)")
 STOPPED = "Interrupted. Run it again to go on from what is finished."
 # The file of each command, and its docstring's first line: a file is loaded when its command is
 # run, and none where only the list is shown.
@@ -101,6 +104,8 @@ def _run(arguments: Sequence[str]) -> int:
         case [name, *given] if name in COMMANDS:
             command = _command(name)
             words = as_arguments(name, command, given)
+            if os.environ.get("NO_COLOR"):  # of which tyro does not know
+                tyro._experimental_options["ansi_codes"] = False
             return tyro.cli(command, prog=f"lim-jax {name}", args=words)
         case ["--version"]:
             print(f"lim-jax {version('lim_jax')}")
@@ -135,4 +140,7 @@ def _overview() -> ArgumentParser:
 
 def _command(name: str) -> Callable[..., int]:
     """Load the file of a command, and return its function."""
-    return getattr(import_module(f"lim_jax.cli.{COMMANDS[name][0]}"), name)
+    command = getattr(import_module(f"lim_jax.cli.{COMMANDS[name][0]}"), name)
+    # Its help is wrapped anew, in which tyro keeps the ends of lines.
+    command.__doc__ = CONTINUED.sub(" ", cleandoc(command.__doc__ or ""))
+    return command

@@ -51,7 +51,7 @@ from lim_jax.models import CausalLM, LanguageModel
 from lim_jax.models.loss_kinds import LossName
 from lim_jax.probes import Estimate
 from lim_jax.prompts.contexts import Context, PromptOnly
-from lim_jax.prompts.prompt_files import read_prompts
+from lim_jax.prompts.prompt_files import read_prompts, require_data
 from lim_jax.report.page import require_page_packages
 from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
 
@@ -117,6 +117,7 @@ def explain(
     if finished_before(out, "explain", arguments, overwrite=overwrite):
         return 0
     _require_options(delta, html)
+    require_data(data, loss)
     choice_key, explanation_key = jax.random.split(jax.random.key(seed))
     with run_folder(out, "explain", arguments, overwrite=overwrite) as folder, jax.enable_x64(True):
         most = MOST if contexts is None else contexts

@@ -11,7 +11,6 @@ from tqdm import tqdm
 
 from lim_jax import models
 from lim_jax._atomic_files import write_file
-from lim_jax._checks import require_positive
 from lim_jax._terminal import in_one_line
 from lim_jax.attribution.time_budget import estimate_seconds
 from lim_jax.checkpoints.hub import model_path
@@ -56,10 +55,6 @@ def network_within(
     `memory` is in GiB; None stands for all that is free, or for the placement recorded in
     `unfinished`.
     """
-    if memory is not None:
-        require_positive(
-            memory, "memory", expected="a positive number of GiB", cure="Leave it out."
-        )
     needed = models.profile_memory(model.network, tokens)
     most = free_memory() if memory is None else memory * GIB
     recorded = unfinished / PLACEMENT

@@ -23,6 +23,7 @@ from lim_jax.cli.arguments import (
     CountOrZero,
     Data,
     Download,
+    FoilText,
     Loss,
     Memory,
     Model,
@@ -46,7 +47,7 @@ from lim_jax.models import CausalLM, LanguageModel
 from lim_jax.models.loss_kinds import LOSSES, LossName, loss_kind
 from lim_jax.prompts.contexts import Context
 from lim_jax.prompts.document_orders import ShuffledContexts
-from lim_jax.prompts.prompt_files import read_prompts
+from lim_jax.prompts.prompt_files import read_prompts, require_data
 from lim_jax.report.page import require_page_packages
 from lim_jax.report.sentences import influence_finding, record_lines, records_finding, score_lines
 from lim_jax.results.run_folder import UNFINISHED, finished_before, run_folder
@@ -66,7 +67,7 @@ def profile(
     shuffle: CountOrZero = 0,
     signed: bool = False,
     answer_tokens: Count = 32,
-    foil: str = "",
+    foil: FoilText = "",
     html: bool = False,
     download: Download = False,
     memory: Memory = None,
@@ -118,6 +119,7 @@ def profile(
     )
     boundary_regions(token_grid(CELLS), delta)
     _require_options(loss, method, foil, html=html, shuffle=shuffle > 0, signed=signed)
+    require_data(data, loss, foil)
     with run_folder(out, "profile", arguments, overwrite=overwrite) as folder:
         opened = open_model(model, download, compute)
         lines = shuffled_lines(data, opened, loss, max_length, shuffle, foil) if shuffle else []

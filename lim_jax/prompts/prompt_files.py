@@ -103,6 +103,19 @@ class Line(NamedTuple):
         return RenderedPrompt(self.text, self.spans)
 
 
+def require_data(data: AnyPath, loss: LossName, foil: str = "") -> None:
+    """Raise ValueError unless a file can be read, and all that it holds has one of the forms.
+
+    It is called before a model is opened, without which no more is known.
+    """
+    data = Path(data)
+    if _is_text(data):
+        _content(data)
+        _require_loss_of_text(data, loss)
+    else:
+        _lines(data, foil)
+
+
 def read_prompts(
     data: AnyPath, model: LanguageModel, loss: LossName, max_length: int, foil: str = ""
 ) -> list[Context | PromptOnly]:
@@ -112,7 +125,7 @@ def read_prompts(
     """
     data = Path(data)
     tokenizer = model.tokenizer
-    if data.suffix.lower() not in (".jsonl", ".json"):
+    if _is_text(data):
         return [*_cut(encode_text(_content(data), tokenizer), data, loss, max_length)]
     lines = read_lines(data, model.chat_template, foil)
     return [context_of_line(line, tokenizer, loss, max_length) for line in lines]
@@ -120,9 +133,7 @@ def read_prompts(
 
 def read_lines(data: AnyPath, template: ChatTemplate | None = None, foil: str = "") -> list[Line]:
     """Read lines in the form of docs/commands.md, or a list of such objects in a ``.json`` file."""
-    data = Path(data)
-    lines = [_line(entry, where, foil) for where, entry in _entries(data)]
-    _require_distinct_ids(lines)
+    lines = _lines(Path(data), foil)
     _warn_of_white_space(lines)
     chats = [line.where for line in lines if line.messages]
     require(
@@ -133,6 +144,18 @@ def read_lines(data: AnyPath, template: ChatTemplate | None = None, foil: str = 
         expected="one with chat_template.jinja, or in tokenizer_config.json",
     )
     return [line._replace(template=template) if line.messages else line for line in lines]
+
+
+def _is_text(data: Path) -> bool:
+    """Tell whether a file holds a text, and no lines of JSON."""
+    return data.suffix.lower() not in (".jsonl", ".json")
+
+
+def _lines(data: Path, foil: str) -> list[Line]:
+    """Return the lines of a file before a template is known; raise ValueError at other forms."""
+    lines = [_line(entry, where, foil) for where, entry in _entries(data)]
+    _require_distinct_ids(lines)
+    return lines
 
 
 def _warn_of_white_space(lines: Sequence[Line]) -> None:
@@ -299,14 +322,7 @@ def _content(data: Path, name: str = "data") -> str:
 
 def _cut(encoded: EncodedText, data: Path, loss: LossName, max_length: int) -> list[Context]:
     """Cut a text's tokens into contexts of one length; a shorter text is one context."""
-    kind = loss_kind(loss)
-    require(
-        not kind.needs_answer,
-        "loss",
-        got=f"{loss} with {data}, a text without answers",
-        expected=" or ".join(name for name, other in LOSSES.items() if not other.needs_answer),
-        cure="Pass JSON lines with prompt and answer, or take one of these losses.",
-    )
+    _require_loss_of_text(data, loss)
     targets = len(encoded.ids) - 1
     length = min(max_length, targets)
     require(
@@ -316,11 +332,22 @@ def _cut(encoded: EncodedText, data: Path, loss: LossName, max_length: int) -> l
         expected="at least two",
         cure="Pass a longer text: the last token is only a target.",
     )
-    weights = kind.weights(np.zeros(length, bool))
+    weights = loss_kind(loss).weights(np.zeros(length, bool))
     return [
         Context(encoded.ids[at : at + length + 1], weights, encoded.tokens[at : at + length])
         for at in range(0, targets - length + 1, length)
     ]
+
+
+def _require_loss_of_text(data: Path, loss: LossName) -> None:
+    """Raise ValueError for a loss that asks for an answer, which a text does not have."""
+    require(
+        not loss_kind(loss).needs_answer,
+        "loss",
+        got=f"{loss} with {data}, a text without answers",
+        expected=" or ".join(name for name, other in LOSSES.items() if not other.needs_answer),
+        cure="Pass JSON lines with prompt and answer, or take one of these losses.",
+    )
 
 
 def _line(entry: Any, where: str, foil: str) -> Line:

@@ -74,7 +74,12 @@ def part_words(record: Any) -> str:
 
 
 def parts_finding(channels: Float[Any, "3"], hops: Float[Any, " hops"], depth: int) -> str:
-    """Say by which hops and channels the influence came: the largest shares of each."""
+    """Say by which hops and channels the influence came, the largest shares of each.
+
+    The sentence is empty where there is no influence.
+    """
+    if not np.any(channels) and not np.any(hops):
+        return ""
 
     def largest(names: Sequence[str], energies: Any) -> str:
         """Name the parts with their shares, largest first, down to 0.05 %."""

@@ -136,9 +136,9 @@ def test_in_text():
 
 
 def test_readable():
-    """What a terminal would obey has a mark; marks of right-to-left writing stay."""
+    """What a terminal would obey has a mark, and what no one sees; joiners of letters stay."""
     assert readable("a\tb\n\u00a0می\u200cخ\u200f\u2068 👩\u200d👧\x1b[1m\r\u202b\u2028") == (
-        "a\tb\n\u00a0می\u200cخ\u200f\u2068 👩\u200d👧⟨1b⟩[1m␍⟨202b⟩\u2028"
+        "a\tb\n\u00a0می\u200cخ⟨200f⟩⟨2068⟩ 👩\u200d👧⟨1b⟩[1m␍⟨202b⟩\u2028"
     )
 
 

@@ -216,7 +216,11 @@ def test_an_answer_by_another_method_and_in_python(folder, documents, tmp_path, 
     np.testing.assert_allclose(gave, part.score + other.score)
     assert f"their scores add up to {gave:+.2f}." in answer.finding
     assert f"{part.score:+.3f}" in str(answer)
-    assert "<td><bdi>“first”</bdi></td>" in answer._repr_html_()
+    shown = Read(answer._repr_html_())
+    heads = [(cell["scope"], cell["text"]) for cell in shown.all("th")]
+    columns = ["part", "score", "of documents", "tokens", "most in"]
+    assert heads[:5] == [("col", name) for name in columns]
+    assert ("row", "“first”") in heads[5:] and len(heads) == 5 + len(answer.parts)
 
 
 @pytest.mark.slow

@@ -93,6 +93,35 @@ def test_a_wrong_argument_is_told_before_a_folder_of_something_else(arguments, m
         main([*arguments, "--out", str(tmp_path)])
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "loss", "message"),
+    [
+        ("none.txt", None, "next-token", "data: got .*none.txt, which is no file"),
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": ', "next-token", "a.jsonl, line 2: got .* JSON"),
+        ("a.json", "{}", "next-token", "a.json: got {}, expected a list of objects"),
+        ("a.jsonl", '{"documents": [], "question": "b"}', "margin", "line 1: got documents = "),
+        ("a.txt", "words", "margin", "loss: got margin with .*a.txt, a text without answers"),
+    ],
+)
+@pytest.mark.parametrize("command", ["profile", "explain"])
+def test_data_that_say_nothing_are_told_before_a_model_is_looked_for(
+    command, name, content, loss, message, tmp_path
+):
+    data = tmp_path / name
+    if content is not None:
+        data.write_text(content, encoding="utf-8")
+    arguments = [command, "nowhere", "--data", str(data), "--loss", loss]
+    with pytest.raises(ValueError, match=message):
+        main([*arguments, "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_documents_are_read_before_a_model_is_looked_for(tmp_path):
+    arguments = ["ask", "nowhere", "Who?", "--documents", str(tmp_path / "none")]
+    with pytest.raises(ValueError, match="documents: got .*which is no file and no folder"):
+        main([*arguments, "--out", str(tmp_path / "out")])
+
+
 def test_a_run_of_another_command_is_refused_by_the_two_names_alone(tmp_path):
     """Its arguments are others too, all of them, which says nothing more."""
     run(tmp_path)

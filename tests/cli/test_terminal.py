@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from unicodedata import category
 
 import pytest
 from matplotlib.figure import Figure
@@ -25,6 +26,9 @@ from lim_jax.results.run_folder import finished_before, run_folder
 HOSTILE = "owl\x1b[31m\x07\r\n\x9bred\u2028\u202e"
 SHOWN = "owl⟨1b⟩[31m⟨07⟩␍⏎⟨9b⟩red⟨2028⟩⟨202e⟩"
 OBEYED = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\ud800-\udfff]")
+# Characters that Unicode counts as of format (Cf), and that are seen, as signs above numbers, or
+# shape the letters beside them.
+WRITING = {*"\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\u180e\u200c\u200d"}
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +45,18 @@ def test_each_character_that_is_obeyed_has_a_mark():
     assert in_one_line(HOSTILE) == SHOWN
 
     assert in_lines(HOSTILE) == SHOWN.replace("⏎", "\n")
-    for text in ("خلف المسجد", "👩‍👩‍👧", "日本　語", "naïve café", "a\u200fb", "\u2068a\u2069"):
+    for text in ("خلف المسجد", "👩‍👩‍👧", "日本　語", "naïve café", "می‌خواهم", "❤️"):
         assert in_one_line(text) == text, "writing is left as it is"
     assert in_one_line(os.fsdecode(b"a\xff")) == "a⟨dcff⟩"
     assert shown_answer(f" {HOSTILE} a\tb ", cut=True) == "owl⟨1b⟩[31m⟨07⟩ ⟨9b⟩red ⟨202e⟩ a b..."
+
+
+def test_each_character_of_format_that_is_not_seen_has_a_mark():
+    """Isolates and marks of direction, zero-width spaces, tags: all but signs and joiners."""
+    letters = map(chr, (*range(0x10000), *range(0xE0000, 0xE0080)))
+    left = {one for one in letters if category(one) == "Cf" and in_one_line(one) == one}
+    assert left <= WRITING
+    assert in_one_line("a\u2067b\u2069\u200b") == "a⟨2067⟩b⟨2069⟩⟨200b⟩"
 
 
 def test_a_documents_name_is_shown_and_its_title_read():

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from reference import pages
 from reference.networks import byte_network
 from reference.pages import Read
@@ -15,7 +16,7 @@ from reference.pages import Read
 import lim_jax as lim
 from lim_jax.explanations.account import HOPS, TokenBreakdown
 from lim_jax.report import page as page_module
-from lim_jax.report import shades, wording
+from lim_jax.report import sentences, shades, wording
 from lim_jax.report.page import influence_page
 from lim_jax.report.token_cards import blocks_of
 
@@ -253,6 +254,32 @@ def test_certificates_are_said_in_words(read):
     assert all(saying["saying"] in shown for saying in sayings)
 
 
+def test_of_no_influence_nothing_is_said_to_have_come_any_way():
+    regions = pages.influence().regions
+    nothing = lim.Influence.from_energies(jax.device_put(np.zeros((2, pages.GRID_SIZE))), regions)
+    words = dict(wording.index_words(nothing))
+    assert words["middle"] == "0" and words["LIM"] == words["gap Δ"] == "none"
+    assert sentences.parts_finding(np.zeros(3), np.zeros(4), 0) == ""
+    silent = [
+        account._replace(
+            **{name: 0 * getattr(account, name) for name in ("channels", "hops", "heads")},
+            by_depth=0 * account.by_depth,
+        )
+        for account in pages.accounts()
+    ]
+    read = Read(influence_page(nothing, silent, pages.TEXTS, title="none").html)
+    assert "By hops: ." not in " ".join(element["inner"] for element in read.all("p"))
+
+
+def test_tables_stay_tables_for_a_screen_reader(read):
+    """A browser takes rows and heads away from one that is shown as a block."""
+    (style,) = read.all("style")
+    assert not re.search(r"(^|\s)table\s*{[^}]*display:\s*block", style["inner"])
+    for table in read.all("table"):
+        heads = [inner for inner in table["inside"] if inner["tag"] == "th"]
+        assert (table["inside"] == []) == (heads == []) and all("scope" in one for one in heads)
+
+
 def test_the_gap_is_judged_at_two_errors(read):
     texts = [element["text"] for element in read.all("p")]
     assert sum(text.startswith("Lost in the middle") for text in texts) == 2
@@ -268,6 +295,14 @@ def test_the_gap_is_judged_at_two_errors(read):
     # Gaps of -0.3, 0.2, 1.5 and 2.4 errors.
     for valleys, word in ((3, "Undecided"), (5, "Undecided"), (11, "Undecided"), (16, "Lost")):
         assert said([hill] * 2 + [1 / hill] * valleys).startswith(word)
+    # Of few contexts chance alone gives two errors more often: by SciPy's Student distribution.
+    for contexts, said_of_chance in ((3, True), (6, True), (7, False), (19, False)):
+        chance = 100 * 2 * scipy.stats.t.sf(2, contexts - 1)
+        words = f"of {contexts} contexts it is in {chance:.0f} % of cases by chance alone."
+        spread = np.linspace(0.9, 1.1, contexts)[:, None]
+        assert (words in said(hill**-spread)) == said_of_chance
+    assert said([1 / hill, hill**-1.1]).startswith("Undecided: ")
+    assert "in 30 % of cases by chance alone." in said([1 / hill, hill**-1.1])
     assert said([hill]).startswith("One context has no error")
     assert said([hill, hill]).startswith("All contexts have one profile, whose error")
     assert said([0 * hill]).startswith("No position")

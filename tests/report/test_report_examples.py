@@ -1,13 +1,15 @@
 """What small functions of the room give, written down by hand."""
 
+import re
 from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 
-from lim_jax.adjoint.certificate import Certificate
+from lim_jax.adjoint.certificate import Certificate, Inequality
 from lim_jax.density import Influence
 from lim_jax.grid import boundary_regions, token_grid
+from lim_jax.report import wording
 from lim_jax.report.html_page import Page
 from lim_jax.report.sentences import (
     certificate_lines,
@@ -98,6 +100,25 @@ def test_digits():
 
 def test_with_error():
     assert (with_error(1.234, 0.05), with_error(1.234, np.inf)) == ("1.23 ± 0.05", "1.23")
+
+
+SYMBOLS = {
+    "right-biased queries": "P_T R_res χ ρ ρ₋ ρ₊",
+    "survival of recency": "P_T P_0 I R_res c E[ |E_R| |E_M|",
+    "primacy of the cone channel": "Q_cone κ_L K_M T A_L A_M",
+    "double deficit from channel bounds": "l(left) l(right) U(middle) Γ",
+    "exact characterisation": "J Ξ",
+}
+
+
+def test_each_letter_of_the_papers_criteria_is_said_in_words():
+    assert SYMBOLS.keys() == wording.QUESTIONS.keys() == wording.PLAIN.keys()
+    for name, symbols in SYMBOLS.items():
+        held = Certificate(name, "", (), (Inequality("A", 2.0, 1.0, 0.0),), "R_res > 0", ())
+        words = certificate_words(held)
+        assert words["saying"].endswith(f"so it follows: {words['plain']}.")
+        for symbol in symbols.split():
+            assert re.search(rf"(?<!\w){re.escape(symbol)}", words["letters"]), symbol
 
 
 def test_certificate_words():
