@@ -20,6 +20,7 @@ from jaxtyping import Array, Float
 
 from lim_jax._checks import as_int, error_if
 from lim_jax._jit import filter_jit
+from lim_jax._precision import promote
 from lim_jax.adjoint.sites import AttentionSites, attention_kinds, map_sites, require_sites
 from lim_jax.adjoint.stages import pull_back_heads, pull_back_stages, with_rows
 from lim_jax.adjoint.sweep import Example, TerminalLoss, run_forward
@@ -205,7 +206,7 @@ def relative_energies(
     vectors: Float[Array, "parts length width"], state: State, grid: Grid
 ) -> Float[Array, "parts length"]:
     r"""Compute :math:`\|X\|_{\rm rms}^2\,\|P_\alpha(p)\|^2`, independent of the scale of states."""
-    return inner(state, state, grid) * (vectors**2).sum(axis=-1)
+    return inner(state, state, grid) * (promote(vectors) ** 2).sum(axis=-1)
 
 
 @filter_jit
@@ -355,6 +356,7 @@ def regional_channels(
 
     def products(vectors: Float[Array, "3 length width"]) -> Float[Array, "3 3 3"]:
         """Average the inner products of an example's three channels over the regions."""
+        vectors = promote(vectors)
         return regional_averages(jnp.einsum("aid,bid->iab", vectors, vectors), regions)
 
     return RegionalChannels(jax.vmap(products)(vectors))

@@ -28,6 +28,7 @@ from jaxtyping import Array, Bool, Float
 
 from lim_jax._checks import ARRAYS, as_int, described, require
 from lim_jax._jit import filter_jit
+from lim_jax._precision import accumulator, promote
 from lim_jax.adjoint.sites import attention_of, most_heads, require_attention
 from lim_jax.adjoint.sweep import Example, TerminalLoss, require_loss, run_forward
 from lim_jax.adjoint.tangent import causal_by_construction
@@ -47,7 +48,7 @@ class MaskGradient(NamedTuple):
     loss
         The loss at the grid's log weights, a scalar.
     by_head
-        :math:`g_j/\Delta p_j`, of shape ``(depth, heads, length)``.
+        :math:`g_j/\Delta p_j`, of shape ``(depth, heads, length)``, in float32 at least.
     covector
         :math:`P_0`, of the same backward pass, of shape ``(length, width)``.
     """
@@ -73,10 +74,11 @@ class MaskPath(NamedTuple):
         The loss with the chosen positions at the least weight.
     by_head
         What each chosen position gave: a density of shape ``(depth, heads, length)``, zero at the
-        others.
+        others, in float32 at least.
     remainder
         ``loss - loss_without`` less the integral of ``total``: the quadrature's error in the sum of
-        all positions. If it is not small beside what is read from ``total``, take more nodes.
+        all positions. If it is not small beside what is read from ``total``, take more nodes; of
+        states in half precision it is mostly the rounding of both losses.
     """
 
     loss: Scalar
@@ -156,7 +158,7 @@ def mask_gradient(
         return jax.vjp(transition, state, log_weights)[1](gradient)
 
     gradient, by_head = flow.scan(backward, terminal, states[:-1], reverse=True)
-    by_head /= grid.weights[None, None, :]
+    by_head = promote(by_head) / grid.in_single_precision.weights[None, None, :]
     return MaskGradient(loss, by_head, gradient / grid.weights[:, None])
 
 
@@ -256,21 +258,24 @@ def mask_path(
     def add(by_head, node):
         """Add one quadrature node's share of the gradient."""
         log_weight, share = node
-        gradient = mask_gradient(flow, terminal_loss, (x, y), at(log_weight))
+        place = at(log_weight.astype(log_weights.dtype))
+        gradient = mask_gradient(flow, terminal_loss, (x, y), place)
         return by_head + share * jnp.where(chosen[None, None, :], gradient.by_head, 0), None
 
     def loss(log_weight):
         """Compute the loss with a log weight added to the chosen positions."""
         return terminal_loss(flow(x, at(log_weight)), y)
 
-    path = jnp.asarray(path_rule(nodes, least).T, log_weights.dtype)
-    nothing = jnp.zeros((flow.depth, heads, grid.size), log_weights.dtype)
+    precision = accumulator(log_weights.dtype)
+    path = jnp.asarray(path_rule(nodes, least).T, precision)
+    nothing = jnp.zeros((flow.depth, heads, grid.size), precision)
     by_head, _ = jax.lax.scan(add, nothing, path)
     # Of the ends: a rule that left out a node was off thirty times the error that it should tell.
     loss_with, loss_without = jax.lax.map(
         loss, jnp.asarray([0, math.log(least)], log_weights.dtype)
     )
-    remainder = loss_with - loss_without - integral(by_head.sum(axis=(0, 1)), grid)
+    change = promote(loss_with) - promote(loss_without)
+    remainder = change - integral(by_head.sum(axis=(0, 1)), grid)
     return MaskPath(loss_with, loss_without, by_head, remainder)
 
 

@@ -82,11 +82,14 @@ def embedded(loss: Loss, params: PyTree, batch: Batch) -> tuple[Loss, Batch]:
 def losses_and_adjoints(
     loss: Loss, params: PyTree, batch: Batch, grid: Grid
 ) -> tuple[Float[Array, " examples"], Float[Array, "examples length width"]]:
-    """Compute every example's loss and input adjoint :math:`P_0`, a density, by one gradient."""
+    """Compute every example's loss and input adjoint :math:`P_0`, a density, by one gradient.
+
+    Adjoints are float32 at least: a weight of few bits would be off by one factor on equal cells.
+    """
     loss, (x, y) = embedded(loss, params, batch)
     value_and_gradient = jax.value_and_grad(scalar_loss(loss), argnums=1)
     losses, gradients = jax.vmap(value_and_gradient, in_axes=(None, 0, 0))(params, x, y)
-    return losses, gradients / grid.weights[None, :, None]
+    return losses, promote(gradients) / grid.in_single_precision.weights[None, :, None]
 
 
 def adjoint_energies(
@@ -95,6 +98,10 @@ def adjoint_energies(
     r"""Compute the energies :math:`\|P_0(p_i)\|^2` of every example, by one gradient each.
 
     Differentiable to any order in `params` and in the batch.
+
+    Squares of adjoints below the range of a precision are zero, in float32 those of adjoints below
+    1e-19, as of an answer of which a network is certain. Where all energies are near 1e-38, so that
+    some are zero and others are not, multiply the loss by a number: densities do not change.
 
     Parameters
     ----------

@@ -257,7 +257,7 @@ def _energies(adjoints: Adjoints) -> Float[Array, "examples length"]:
 
 def _direction(slope: Adjoints, batch: Batch, grid: Grid) -> Adjoints:
     """Return the direction c / weights: <c, P_0> is the loss's derivative along it."""
-    return (slope / grid.weights[None, :, None]).astype(batch[0].dtype)
+    return (slope / grid.in_single_precision.weights[None, :, None]).astype(batch[0].dtype)
 
 
 def _mixed_gradient(

@@ -24,7 +24,12 @@ from reference.networks import (
 )
 
 import lim_jax as lim
-from lim_jax.adjoint.ledger import RegionalChannels, boundary_strengths, relative_energies
+from lim_jax.adjoint.ledger import (
+    RegionalChannels,
+    boundary_strengths,
+    regional_channels,
+    relative_energies,
+)
 from lim_jax.adjoint.sites import attention_sites
 from lim_jax.adjoint.tangent import causal_by_construction
 from lim_jax.network.controls import linear_control
@@ -262,6 +267,22 @@ def test_energies_and_cross_terms_are_the_influence():
     np.testing.assert_allclose(strengths.recency, weights[2] @ squares[0], rtol=1e-12)
     contrast = regional["energies"][2, 0] - regional["energies"][1, 0]
     np.testing.assert_allclose(regional["residual_contrast"], contrast)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_energies_of_channels_of_half_precision_are_sums_of_single(dtype):
+    """Of 64 components of sizes from 0 to 1: their products were rounded at each position."""
+    numbers = np.random.default_rng(0).uniform(size=(1, 3, 10, 64))
+    vectors = jnp.asarray(numbers, dtype)
+    exact = np.asarray(vectors, float)
+    grid = lim.token_grid(10, dtype)
+    products = regional_channels(vectors, lim.boundary_regions(grid, "1/5")).products
+    by_position = np.einsum("eaid,ebid->eiab", exact, exact)
+    regions = [by_position[:, part].mean(axis=1) for part in np.split(np.arange(10), [2, 8])]
+    np.testing.assert_allclose(products, np.stack(regions, axis=1), rtol=1e-6)
+    energies = relative_energies(vectors[0], vectors[0, 0], grid)
+    squares = (exact[0] ** 2).sum(axis=2)
+    np.testing.assert_allclose(energies, squares[0].mean() * squares, rtol=1e-6)
 
 
 def test_standard_errors_are_those_of_the_mean():

@@ -1,5 +1,6 @@
 """The derivative in the measure of attention: NumPy, removal, identities and the continuum."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -306,3 +307,19 @@ def test_a_log_weight_is_below_infinity(number):
         Exception, match="log_weights: got infinity or NaN, expected numbers below infinity"
     ):
         TOKENS.weighted(jnp.asarray(np.where(np.arange(LENGTH) == 3, number, 0.0)))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_a_path_of_half_precision_is_summed_in_single(dtype):
+    """Where all weigh alike the integrand is one number, and 64 nodes add up to the path's length.
+
+    Their shares were rounded, and the sum after each of them.
+    """
+    grid = lim.token_grid(12, dtype)
+    layer = jax.tree.map(lambda leaf: leaf[None].astype(dtype), lim.limits.averaging_attention())
+    flow = lim.ResidualFlow(layer)
+    x = jnp.asarray(np.random.default_rng(0).uniform(1, 2, (12, 1)), dtype)
+    problem = flow, lambda state, y: state[-1, 0], (x, None), grid
+    path = mask_path(*problem, jnp.ones(12, bool), nodes=64)
+    expected = math.log(1e3) * np.asarray(mask_gradient(*problem).by_head, float)
+    np.testing.assert_allclose(path.by_head, expected, rtol=1e-5)
