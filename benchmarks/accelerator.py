@@ -26,6 +26,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -40,6 +41,7 @@ from jobs import JOBS, SIZES, VOCABULARY, Size, network, our_jobs
 from tqdm import tqdm
 
 Precision = Literal["float32", "bfloat16 products", "bfloat16"]
+Device = Any  # jax.Device, which JAX does not declare as a type
 # Relative to the largest number of each array. bfloat16 has three digits, which a difference of
 # gradients, and the square of one, has to a half.
 BOUNDS: dict[Precision, float] = {"float32": 2e-3, "bfloat16 products": 0.25, "bfloat16": 0.25}
@@ -67,7 +69,7 @@ class CompiledJob(NamedTuple):
     fused: int | None = None
 
 
-def prepare(size: Size, name: str, precision: Precision, device: jax.Device) -> CompiledJob:
+def prepare(size: Size, name: str, precision: Precision, device: Device) -> CompiledJob:
     """Prepare a job of `jobs`, on arrays that are drawn by the processor whatever the device."""
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         model, x, labels = network(size)
@@ -90,7 +92,7 @@ def prepare(size: Size, name: str, precision: Precision, device: jax.Device) -> 
     )
 
 
-def prepare_profile(folder: Path, holding: str, device: jax.Device) -> CompiledJob:
+def prepare_profile(folder: Path, holding: str, device: Device) -> CompiledJob:
     """Prepare the energies of contexts of a network that is read; the first call compiles."""
     with jax.default_device(device):
         model = published.load(folder, holding)
@@ -116,7 +118,7 @@ def largest_difference(tree: Any, expected: list[np.ndarray]) -> float:
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
 
 
-def measure(job: CompiledJob, expected: list[np.ndarray], repeats: int, device: jax.Device) -> dict:
+def measure(job: CompiledJob, expected: list[np.ndarray], repeats: int, device: Device) -> dict:
     """Return what a row says of a job: first its numbers, then medians."""
     difference = largest_difference(job.run(), expected)
     times = [record.seconds(lambda: jax.block_until_ready(job.run())) for _ in range(repeats)]
@@ -143,18 +145,18 @@ def table_row(row: dict) -> str:
     return "| " + " | ".join(map(cell, COLUMNS)) + " |"
 
 
-def describe(device: jax.Device) -> dict[str, str]:
+def describe(device: Device) -> dict[str, str]:
     """Return the device, and the versions of what runs it."""
     return {
         "device": device.device_kind,
         "platform version": device.client.platform_version.splitlines()[0],
-        "jaxlib": jax.lib.__version__,
+        "jaxlib": version("jaxlib"),
         "equinox": eqx.__version__,
     }
 
 
 def rows(
-    label: str, names: tuple[str, ...], repeats: int, device: jax.Device
+    label: str, names: tuple[str, ...], repeats: int, device: Device
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each job of a size, beside the processor in float32."""
     processor = jax.local_devices(backend="cpu")[0]
@@ -166,7 +168,7 @@ def rows(
             yield {"size": label, "job": name, "precision": precision} | timings
 
 
-def rows_of_profile(repeats: int, device: jax.Device) -> Iterator[dict[str, Any]]:
+def rows_of_profile(repeats: int, device: Device) -> Iterator[dict[str, Any]]:
     """Yield a published network's rows, for each way of holding and multiplying its weights."""
     processor = jax.local_devices(backend="cpu")[0]
     with tempfile.TemporaryDirectory() as folder:

@@ -29,7 +29,7 @@ def train(model: CausalLM, text: jax.Array, length: int, key: jax.Array) -> Caus
         change, state = adam.update(jax.grad(risk)(model, windows), state)
         return eqx.apply_updates(model, change), state
 
-    state = adam.init(model)
+    state = adam.init(eqx.filter(model, eqx.is_array))
     for step in range(STEPS):
         model, state = update(model, state, jax.random.fold_in(key, step))
     return model

@@ -234,7 +234,7 @@ def spell(edit: Document) -> str:
 
 def config_of(family: str) -> t.PretrainedConfig:
     """Return a family's configuration, small."""
-    kind = t.models.auto.configuration_auto.CONFIG_MAPPING[family]
+    kind: Any = t.models.auto.configuration_auto.CONFIG_MAPPING[family]
     sizes = {name: value for name, value in SIZES.items() if name in kind.__dataclass_fields__}
     return kind(**(NO_WORDS | sizes | FAMILIES[family]))
 
@@ -317,9 +317,10 @@ class Audit:
 
     def their_logits(self, dtype: torch.dtype = torch.float32) -> np.ndarray:
         """Compute the folder's logits by transformers, which must find all weights in it."""
-        network, loading = t.AutoModelForCausalLM.from_pretrained(
+        loaded: Any = t.AutoModelForCausalLM.from_pretrained(
             self.folder, output_loading_info=True, dtype=dtype, **EAGER
         )
+        network, loading = loaded
         odd = {name: keys for name, keys in loading.items() if keys and name != "unexpected_keys"}
         if odd:
             raise ValueError(f"not all weights fit: {odd}")

@@ -174,14 +174,14 @@ def sections(*pairs: int) -> dict[str, Any]:
 
 def small(family: str, **options: Any) -> PretrainedConfig:
     """Return a configuration of these sizes, as far as the family has them, and options."""
-    kind = CONFIG_MAPPING[family]
+    kind: Any = CONFIG_MAPPING[family]
     sizes = {name: size for name, size in SIZES.items() if name in kind.__dataclass_fields__}
     return kind(**(sizes | NO_WORDS | options))
 
 
 def with_images(family: str, images: dict[str, Any], text: PretrainedConfig) -> PretrainedConfig:
     """Return a text network beside a small one that reads images."""
-    kind = CONFIG_MAPPING[family]
+    kind: Any = CONFIG_MAPPING[family]
     return kind(text_config=text.to_dict(), vision_config=images, tie_word_embeddings=False)
 
 

@@ -10,15 +10,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from record import compile_job
 from tqdm import tqdm
 
 import lim_jax as lim
 from lim_jax.observability.gramian import (
+    Mode,
     ObservedTokens,
     cheapest_mode,
     layer_products,
@@ -53,7 +54,7 @@ def observed_network(length: int, width: int, heads: int, depth: int, num_observ
 
 def seconds(jobs: dict[str, Callable], *arguments, repeats: int) -> dict[str, float]:
     """Time jobs by turns after compilation; return the medians."""
-    compiled = {name: eqx.filter_jit(job).lower(*arguments).compile() for name, job in jobs.items()}
+    compiled = {name: compile_job(job, *arguments) for name, job in jobs.items()}
     times = {name: [] for name in jobs}
     for _ in range(repeats + 1):
         for name, job in compiled.items():
@@ -66,10 +67,12 @@ def seconds(jobs: dict[str, Callable], *arguments, repeats: int) -> dict[str, fl
 def route_row(size: tuple[int, ...], repeats: int) -> dict:
     """Time both exact routes at one size, and see which the cost model picks."""
     see, x = observed_network(*size)
-    jobs = {
-        mode: lambda see, x, mode=mode: observability_gramians(see, x, 1.0, mode)
-        for mode in ("forward", "reverse")
-    }
+
+    def job(mode: Mode) -> Callable:
+        """Return a job that takes one of the routes."""
+        return lambda see, x: observability_gramians(see, x, 1.0, mode)
+
+    jobs = {"forward": job("forward"), "reverse": job("reverse")}
     times = seconds(jobs, see, x, repeats=repeats)
     cheapest = cheapest_mode(layer_products(see, x))
     faster = min(times, key=times.__getitem__)

@@ -78,7 +78,7 @@ def write_folder(folder: Path, precision: str) -> Path:
 
 def measure(path: Path) -> dict:
     """Read weights in this process."""
-    lim.models.load, gguf.GGUFReader, safetensors.safe_open  # noqa: B018  loaded when first used
+    _ = lim.models.load, gguf.GGUFReader, safetensors.safe_open  # loaded when first used
     jax.block_until_ready(jax.device_put(np.zeros(1)))
     models = []
     times = []

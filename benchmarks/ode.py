@@ -13,6 +13,7 @@ import os
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 
 from collections.abc import Callable
+from typing import Any
 
 import diffrax
 import equinox as eqx
@@ -62,7 +63,7 @@ def medians(jobs: dict[str, Callable[[], object]], repeats: int, label: str) -> 
 
 def ready(job: Callable, *arguments: object) -> Callable[[], object]:
     """Return a compiled job, to be called with nothing."""
-    compiled = eqx.filter_jit(job).lower(*arguments).compile()
+    compiled = record.compile_job(job, *arguments)
     return lambda: jax.block_until_ready(jax.tree.leaves(compiled(*arguments)))
 
 
@@ -99,7 +100,7 @@ def euler_row(kind: str, repeats: int) -> dict:
 def torch_weights(field: lim.TransformerField) -> peer_torch.Parameters:
     """Return the arrays of one field for the peer."""
     attention = field.attention
-    network = field.feed_forward
+    network: Any = field.feed_forward
     arrays = {name: getattr(attention, name) for name in ("query", "key", "value", "output")}
     names = ("inner", "inner_bias", "outer", "outer_bias")
     arrays.update({name: getattr(network, name) for name in names})
@@ -127,7 +128,8 @@ def adaptive_row(kind: str, repeats: int) -> dict:
         """Compute PyTorch's vector field."""
         normed = F.layer_norm(state, (WIDTH,), weights["scale2"], weights["shift2"])
         hidden = F.gelu(normed @ weights["inner"].T + weights["inner_bias"], approximate="tanh")
-        attended = peer_torch.attention(weights, *(2 * (state[None],)), HEADS)[0]
+        batch = state[None]
+        attended = peer_torch.attention(weights, batch, batch, HEADS)[0]
         return attended + hidden @ weights["outer"].T + weights["outer_bias"]
 
     def torch_end(state: torch.Tensor) -> torch.Tensor:

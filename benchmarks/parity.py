@@ -32,7 +32,9 @@ LAYER = 1  # the one whose attention is differentiated
 BESIDE = "falcon_h1"  # its attention stands beside a recurrent sublayer, and is not one
 
 
-def their_quantities(network: torch.nn.Module) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
+def their_quantities(
+    network: transformers.PreTrainedModel,
+) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
     """Compute every quantity by torch and NumPy, and the state before the layer."""
     ids = ids_of(network.config)
     logits, loss, gradient = peer.logits_and_gradient(network, ids)

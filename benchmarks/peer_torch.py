@@ -1,6 +1,7 @@
 """The same network and jobs in stock PyTorch, as one would write them there."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -222,9 +223,10 @@ class TorchJobs:
             """Compute minus the risk, whose gradient is the flow's direction."""
             return -losses(params, self.x, self.y, self.heads).mean()
 
+        jvp: Any = torch.func.jvp  # whose type has a third result too, that of has_aux
         with sdpa_kernel(SDPBackend.MATH):
             down = torch.func.grad(negative_risk)(self.params)
-            value, rate = torch.func.jvp(energy, (self.params,), (down,))
+            value, rate = jvp(energy, (self.params,), (down,))
             total = value.mean()
             return {"": ((rate - value / total * rate.mean()) / total).cpu().numpy()}
 

@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
 # What makes queries of the state, the last of them where there are two.
@@ -55,7 +60,7 @@ def kind_of(config: PretrainedConfig) -> Any:
 
 def save_network(
     config: PretrainedConfig, folder: Path, more: Mapping[str, Any]
-) -> torch.nn.Module:
+) -> PreTrainedModel:
     """Save a network off its defaults in float32; `more` is what its file says otherwise."""
     torch.manual_seed(0)
     network = kind_of(config).from_config(config, **PLAIN, dtype=torch.float32)
@@ -73,7 +78,7 @@ def save_network(
     return network.eval()
 
 
-def copy_in_double(network: torch.nn.Module) -> torch.nn.Module:
+def copy_in_double(network: PreTrainedModel) -> PreTrainedModel:
     """Copy weights to a network that was made in double, to be called inside `Doubled`.
 
     So are the frequencies of its rotary positions, which no file holds.
@@ -85,7 +90,7 @@ def copy_in_double(network: torch.nn.Module) -> torch.nn.Module:
     return twin.eval()
 
 
-def logits_and_gradient(network: torch.nn.Module, ids: list[int]) -> tuple[np.ndarray, ...]:
+def logits_and_gradient(network: PreTrainedModel, ids: list[int]) -> tuple[np.ndarray, ...]:
     """Return logits, next-word loss, and its gradient in the state before the first layer."""
     tokens = torch.tensor([ids])
     captured = {}
@@ -104,7 +109,7 @@ def logits_and_gradient(network: torch.nn.Module, ids: list[int]) -> tuple[np.nd
 
 
 def attention_blocks(
-    network: torch.nn.Module, ids: list[int], layer: int, queries: bool
+    network: PreTrainedModel, ids: list[int], layer: int, queries: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return a layer's input and its attention's Jacobian there, with or without its queries.
 

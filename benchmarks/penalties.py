@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import equinox as eqx
 import jax
 import numpy as np
 import tyro
+from record import compile_job
 
 import lim_jax as lim
 from lim_jax.training.density_objectives import balanced_objective
@@ -98,7 +98,7 @@ def main(
     memory = {}
     for name, job in jobs.items():
         start = time.perf_counter()
-        compiled[name] = eqx.filter_jit(job).lower(model).compile()
+        compiled[name] = compile_job(job, model)
         jax.block_until_ready(compiled[name](model))
         analysis = compiled[name].compiled.memory_analysis()
         memory[name] = analysis.temp_size_in_bytes / 2**20

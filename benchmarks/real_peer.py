@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -81,7 +82,7 @@ def their_job(file: Path, length: int, name: str, precision: str) -> Job:
     attends = {"attn_implementation": "sdpa"}
     network = kind.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype, **attends)
     network = network.eval().requires_grad_(name == "algorithm 1")
-    words = network.get_input_embeddings()
+    words: Any = network.get_input_embeddings()
     ids = torch.from_numpy(np.random.default_rng(0).integers(words.num_embeddings, size=length))
 
     def risk() -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 
@@ -53,13 +55,21 @@ def file_of_processor(name: str) -> Path:
     return RESULTS / f"{name}-{maker.lower()}{narrow}.json"
 
 
-def gemm_rate(precision: str = "float32", product: tuple[int, int, int] = (1024,) * 3) -> float:
+def gemm_rate(
+    precision: str = "float32", product: tuple[int, int, int] = (1024, 1024, 1024)
+) -> float:
     """Measure Gflop/s of one product of matrices of these sizes by XLA."""
     rows, inner, columns = product
     matrices = jax.numpy.ones((rows, inner), precision), jax.numpy.ones((inner, columns), precision)
     multiply = jax.jit(lambda a, b: a @ b)
     times = [seconds(lambda: jax.block_until_ready(multiply(*matrices))) for _ in range(8)]
     return 2 * rows * inner * columns / float(np.median(times[1:])) / 1e9
+
+
+def compile_job(job: Callable, *arguments: Any, **options: Any) -> Any:
+    """Compile a job for arguments of these shapes; `options` are those of `jax.jit`."""
+    filter_jit: Any = eqx.filter_jit  # whose types know neither these options nor `lower`
+    return filter_jit(job, **options).lower(*arguments).compile()
 
 
 def seconds(job: Callable[[], object]) -> float:

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-import equinox as eqx
 import jax
 import matplotlib.pyplot as plt
 import numpy as np
@@ -76,7 +75,7 @@ def job_of(name: str, size: dict[str, int]) -> tuple[Callable, tuple]:
             ObservedTokens(model[0], grid, jax.numpy.array([size["length"] - 1])), batch[0][0], 1.0
         ),
     }
-    return eqx.filter_jit(jobs[name]).lower(model, batch).compile(), (model, batch)
+    return record.compile_job(jobs[name], model, batch), (model, batch)
 
 
 def measure(name: str, size: dict[str, int]) -> dict:

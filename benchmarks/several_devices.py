@@ -24,6 +24,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jobs import VOCABULARY, Size, network, our_jobs
 from real_model import last_token_target
+from record import compile_job
 from sizes import write_network
 
 import lim_jax as lim
@@ -44,7 +45,7 @@ def mesh_of(sizes: tuple[int, ...], names: tuple[str, ...]) -> Mesh:
 
 def temporary(job: Callable, *arguments: Any) -> float:
     """Return the MiB of temporary memory that a device needs for a job."""
-    compiled = eqx.filter_jit(job).lower(*arguments).compile().compiled
+    compiled = compile_job(job, *arguments).compiled
     return compiled.memory_analysis().temp_size_in_bytes / 2**20
 
 

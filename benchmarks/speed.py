@@ -64,10 +64,10 @@ def compile_job(size: Size, name: str, side: str) -> tuple[Job, float]:
     model, x, labels = network(size, "save_matmuls" if side == KEEPING else "full")
     batch = jax.numpy.asarray(x), jax.nn.one_hot(labels, VOCABULARY)
     start = time.perf_counter()
-    job = eqx.filter_jit(
-        our_jobs(size.length)[name], compiler_options=WIDER if side == WIDE else None
+    options = WIDER if side == WIDE else None
+    compiled = record.compile_job(
+        our_jobs(size.length)[name], model, batch, compiler_options=options
     )
-    compiled = job.lower(model, batch).compile()
     compilation = time.perf_counter() - start
 
     def run() -> Numbers:

@@ -16,12 +16,11 @@ os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 import math
 import re
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-import equinox as eqx
 import jax
 import record
 import report
@@ -114,8 +113,8 @@ def profile(run: Callable[[], object], text: str, size: Size) -> dict:
         with jax.profiler.trace(folder):
             for _ in range(REPEATS):
                 run()
-        spent = Counter()
-        made = Counter()
+        spent = defaultdict(float)
+        made = defaultdict(float)
         for name, seconds in events(folder):
             if name in lines_by_name:
                 of = kind(name, lines_by_name[name], size)
@@ -130,7 +129,7 @@ def measure(label: str, name: str) -> dict:
     size = SIZES[label]
     model, x, labels = network(size)
     batch = jax.numpy.asarray(x), jax.nn.one_hot(labels, VOCABULARY)
-    compiled = eqx.filter_jit(our_jobs(size.length)[name]).lower(model, batch).compile()
+    compiled = record.compile_job(our_jobs(size.length)[name], model, batch)
 
     def run() -> object:
         """Run the job once."""

@@ -128,6 +128,7 @@ def _read_padded(
     of_dense = mixture.dense_intermediate_size
     dense_size = recipe.sizes.intermediate_size if of_dense is None else of_dense
     name, hidden = mixture.shared or (None, 0)
+    # Each has a row for each hidden feature, `down` transposed; rows that nothing fills stay zero.
     matrices = [read.zeros(max(hidden, dense_size), width) for _ in range(3)]
     place = at if dense else f"{at}.{name}"
     size = dense_size if dense else hidden

@@ -106,7 +106,7 @@ def open_gguf(file: Path) -> GGUFCheckpoint:
 
 def _layer_names(recipe: Recipe, family: str) -> dict[str, str]:
     """Map llama.cpp's names of a layer's tensors to the publisher's, without their endings."""
-    # But for those that have no end in the publisher's files: they are whole in both.
+    # Whole names stand for tensors whose names have no ending in the publisher's files, as sinks.
     names = recipe.names
     mixture = recipe.network
     network = f"{names.network}." if names.network else ""

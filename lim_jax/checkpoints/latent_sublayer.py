@@ -38,27 +38,26 @@ def read_mla(
         rotated = recipe._replace(rope_interleaved=rope_interleaved)
         norm = read_norm(read, at, recipe.names.before_attention, recipe) or eqx.nn.Identity()
         names = recipe.names
-        layer = at
-        at = f"{layer}.{names.output.rpartition('.')[0]}"
+        place = f"{at}.{names.output.rpartition('.')[0]}"
         parts = {}
         if latent is not None:
-            parts["query_down"] = read(f"{at}.q_a_proj.weight", latent, width)
-            norm_name = f"{at}.q_a_layernorm"
+            parts["query_down"] = read(f"{place}.q_a_proj.weight", latent, width)
+            norm_name = f"{place}.q_a_layernorm"
             parts["query_down_norm"] = rms_norm(read, norm_name, latent, LATENT_NORM_EPS)
         if latent is None:
-            query = read(f"{at}.q_proj.weight", heads * size, width)
+            query = read(f"{place}.q_proj.weight", heads * size, width)
         else:
-            query = read(f"{at}.q_b_proj.weight", heads * size, latent)
+            query = read(f"{place}.q_b_proj.weight", heads * size, latent)
         query = query.reshape(heads, size, -1)
-        down = read(f"{at}.kv_a_proj_with_mqa.weight", rank + rotary, width)
-        up = read(f"{at}.kv_b_proj.weight", heads * (unrotated + features), rank)
+        down = read(f"{place}.kv_a_proj_with_mqa.weight", rank + rotary, width)
+        up = read(f"{place}.kv_b_proj.weight", heads * (unrotated + features), rank)
         up = up.reshape(heads, unrotated + features, rank)
         # Files hold the rotated features last, the module first.
         query = deinterleave(np.roll(query, rotary, axis=1), rotated)
         shared = deinterleave(down[None, rank:], rotated)[0]
-        output = read(f"{layer}.{names.output}.weight", width, heads * features)
+        output = read(f"{at}.{names.output}.weight", width, heads * features)
         if names.output_gate is not None:  # the same of all features of a head
-            gate = read(f"{layer}.{names.output_gate}.weight", heads, width)
+            gate = read(f"{at}.{names.output_gate}.weight", heads, width)
             parts["gate"] = np.repeat(gate[:, None, :], features, axis=1)
         return LatentAttention(
             norm,
@@ -69,7 +68,7 @@ def read_mla(
             down=down[:rank],
             rope_key=shared,
             **parts,
-            down_norm=rms_norm(read, f"{at}.kv_a_layernorm", rank, LATENT_NORM_EPS),
+            down_norm=rms_norm(read, f"{place}.kv_a_layernorm", rank, LATENT_NORM_EPS),
             mask=mask,
             scale=recipe.scale,
         )

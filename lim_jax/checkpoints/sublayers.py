@@ -99,9 +99,9 @@ def deinterleave(rows: Tensor, recipe: Recipe) -> Tensor:
     """Reorder a head's features, the second axis, from neighbouring pairs to halves."""
     # Files of `Recipe.rope_interleaved` have neighbours together. Scores stay the same, since
     # queries and keys are both reordered.
-    rotary_dim = max(mask.rotary_dim for mask in recipe.masks)
     if not recipe.rope_interleaved:
         return rows
+    rotary_dim = max(mask.rotary_dim for mask in recipe.masks)
     first = np.arange(0, rotary_dim, 2)
     return rows[:, np.concatenate([first, first + 1, np.arange(rotary_dim, rows.shape[1])])]
 

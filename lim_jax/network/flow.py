@@ -313,12 +313,12 @@ class ResidualFlow(eqx.Module):
     def _policy(self) -> Callable[..., Any]:
         """Return the policy of what `jax.checkpoint` saves in a layer, by `remat`."""
         policies = jax.checkpoint_policies
-        both = jax.checkpoint_policies.save_from_both_policies
+        union = policies.save_from_both_policies
         outputs = policies.save_only_these_names(ATTENTION_OUTPUTS)
         if self.remat == "full":
             return outputs
         # Attention's own products have axes of heads in common: they are remade all the same.
-        return both(both(policies.dots_with_no_batch_dims_saveable, is_linear), outputs)
+        return union(union(policies.dots_with_no_batch_dims_saveable, is_linear), outputs)
 
     def at_layer(
         self, function: Callable[[tuple[Any, Scalar]], Result], number: LayerIndex, dtype: DTypeLike

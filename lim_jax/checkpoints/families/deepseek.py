@@ -40,9 +40,8 @@ OF_INDEX = (
 
 def deepseek_v2(config: Configuration) -> Recipe:
     """DeepSeek V2: latent attention; experts beside shared ones, chosen by a softmax."""
-    method = config.get("topk_method", "greedy")
-    limited = method == "group_limited_greedy"
-    Configuration({"topk_method": "greedy" if limited else method}).refuse(topk_method="greedy")
+    methods = "greedy", "group_limited_greedy"
+    limited = config.get_choice("topk_method", methods, methods[0]) == methods[1]
     config.refuse(norm_topk_prob=False, scoring_func="softmax")
     routing = Routing(
         config.get_int("num_experts_per_tok"),
@@ -275,7 +274,7 @@ def beside_shared(
     name = "n_routed_experts" if config.get("n_routed_experts") is not None else "num_local_experts"
     count = config.get_int(name, count)
     hidden = config.get_int("moe_intermediate_size", hidden)
-    config.refuse(num_experts=count, num_local_experts=count)
+    config.refuse(num_experts=count, num_local_experts=count)  # further names of the same number
     expert_sublayers.require_open(routing, count)
     first = config.get_int("first_k_dense_replace", dense, least=0)
     return expert_sublayers.Mixture(
@@ -299,7 +298,7 @@ def by_sigmoids(
 ) -> Routing:
     """Return a routing by sigmoids; keyword arguments are defaults of the options."""
     config.refuse(topk_method="noaux_tc")
-    config.get_choice("scoring_func", dict.fromkeys(("sigmoid", "noaux_tc")), "sigmoid")
+    config.get_choice("scoring_func", ("sigmoid", "noaux_tc"), "sigmoid")
     stated = config.get_int_or("n_group", groups[0]), config.get_int_or("topk_group", groups[1])
     return Routing(
         config.get_int("num_experts_per_tok", top),
@@ -316,7 +315,7 @@ def _indexed(config: Configuration, recipe: Recipe) -> Recipe:
     config.ignore(*OF_INDEX)
     kinds = "indexed_attention", "deepseek_sparse_attention"
     kind = Configuration({"layer_types": config.get_alike("layer_types", kinds[0])})
-    kind.get_choice("layer_types", dict.fromkeys(kinds), kinds[0])
+    kind.get_choice("layer_types", kinds, kinds[0])
     tensors = ("wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias", "weights_proj.weight")
     ignored = recipe.names.ignored + tuple(f"self_attn.indexer.{name}" for name in tensors)
     why = "index_topk: of longer ones an index chooses so many tokens that attention sees"

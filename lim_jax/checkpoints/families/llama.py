@@ -226,7 +226,7 @@ def hunyuan_v1_dense(config: Configuration) -> Recipe:
         position_embedding_xdrope=False,
         attention_head_dim=sizes.head_dim,
     )
-    config.get_choice("norm_type", dict.fromkeys(("rms", "hf_rms")), "rms")
+    config.get_choice("norm_type", ("rms", "hf_rms"), "rms")
     image_options = (name for name in config if name.startswith(("anyres_", "video_", "vit_")))
     config.ignore(*OF_HUNYUAN, *image_options)
     if rope.get("alpha") and scaling_kind(rope) == "dynamic":
