@@ -45,10 +45,15 @@ class ComparedAnswers(NamedTuple):
 
     @property
     def finding(self) -> str:
-        """Questions that differ, both answers, the largest change, and what one alone has."""
+        """Questions or foils that differ, answers, the largest change, and what one alone has."""
         texts = [shown_answer(answer["answer"], answer["cut"]) for answer in self.answers]
         lines = [f"{name}: “{text}”" for name, text in zip(self.names, texts, strict=True)]
         first, second = (shown_answer(answer["question"], False) for answer in self.answers)
+        foils = [shown_answer(answer["foil"], cut=False) for answer in self.answers]
+        if foils[0] != foils[1]:
+            lines.insert(
+                0, f"They are compared with different foils: “{foils[0]}” and “{foils[1]}”."
+            )
         if first != second:
             lines.insert(0, f"They answer different questions: “{first}” and “{second}”.")
         documents = [part for part in self.parts if part.kind == "document"]
@@ -98,7 +103,7 @@ class ComparedAnswers(NamedTuple):
         if isnan(score):
             return ""
         signed = METHODS[self.answers[0]["method"]].signed
-        return f"{score:+.3f}" if signed else f"{score:.1%}"
+        return f"{score:+z.3f}" if signed else f"{score:.1%}"
 
 
 def compare_answers(
@@ -108,7 +113,7 @@ def compare_answers(
 
     Documents are paired by their texts, and where a text was changed by the title. Where an answer
     says nothing of texts they are paired by their names.
-    The questions may differ; the finding says so.
+    Questions and foils may differ; the finding says so.
     """
     kinds = [_kind_of_scores(answer) for answer in (first, second)]
     require(

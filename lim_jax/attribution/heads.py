@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from lim_jax._text_tables import text_table
 from lim_jax.adjoint.masking import mask_gradient
 from lim_jax.attribution.explanation_run import ContextBatch
+from lim_jax.attribution.mean_scores import ask_for_own_word
 from lim_jax.attribution.methods.mask_gradient import LENGTH, WEIGHT
 from lim_jax.attribution.parts import UNNAMED, iterate_parts
 from lim_jax.attribution.profile_run import Bar, no_bar
@@ -46,13 +47,18 @@ def strongest_heads(
     chosen = np.flatnonzero(batch.named)[:HEADS].tolist()
     if not chosen:
         return []
+    network = network_and_loss.network
+    loss = network_and_loss.loss
     contexts = [batch.contexts[number] for number in chosen]
+    if loss is CausalLM.own_margin_loss:
+        contexts = [ask_for_own_word(network, context) for context in contexts]
+        loss = CausalLM.margin_loss
     gains = scores_of_ids(
         _by_head,
-        network_and_loss.network,
+        network,
         [context.window for context in contexts],
         ask=[np.asarray(network_and_loss.weights[number]) for number in chosen],
-        loss=network_and_loss.loss,
+        loss=loss,
         parts=list(map(document_numbers, contexts)),
         progress=partial(bar, desc="heads", unit="context"),
     )

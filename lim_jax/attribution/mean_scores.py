@@ -17,7 +17,7 @@ from lim_jax.attribution.segments import context_segments, whole_answer
 from lim_jax.attribution.shared_contexts import shared_prefixes, shared_texts
 from lim_jax.models import CausalLM, generation
 from lim_jax.models.loss_kinds import LossName, loss_kind
-from lim_jax.models.padding import fitted_padding
+from lim_jax.models.padding import Padding, fitted_padding
 from lim_jax.prompts.contexts import Context
 
 
@@ -96,7 +96,7 @@ def score_contexts(
     for number in run.bar(range(len(contexts)), desc=method, unit="context"):
         context = contexts[number]
         if loss == "own-margin":
-            context = ask_for_own_word(network, context, run)
+            context = ask_for_own_word(network, context, run.padding)
             kind = loss_kind("margin")
         context_run = run.within(f"{number}")._replace(
             bar=no_bar, prefix=partial(prefix_of, number), texts=partial(texts_of, number)
@@ -107,13 +107,15 @@ def score_contexts(
     return ScoresOfContexts(method, contexts, rows, mean_scores_of_parts(contexts, rows))
 
 
-def ask_for_own_word(network: CausalLM, context: Context, run: Run) -> Context:
+def ask_for_own_word(
+    network: CausalLM, context: Context, padding: Padding | None = None
+) -> Context:
     """Return a context whose last id is the network's own word, the likeliest after all before it.
 
     So the same word is asked for where parts weigh less or are left out, and another is likeliest.
     """
     ids = context.window[:-1]
-    word = generation.answer(network, jax.device_put(ids), tokens=1, padding=run.padding)
+    word = generation.answer(network, jax.device_put(ids), tokens=1, padding=padding)
     return context._replace(window=np.append(ids, np.asarray(word)))
 
 

@@ -49,6 +49,9 @@ class Contrast(NamedTuple):
 def contrast(prompt: Ids, answer: Ids, foil: Ids, dtype: str = "float32") -> Contrast:
     """Ask why an answer follows a prompt and not a foil, each as a whole: sums over its tokens.
 
+    Tokens with which both begin cancel. Where one is the beginning of the other, the odds are of
+    the further tokens alone, since what ends a continuation is not asked for.
+
     Parameters
     ----------
     prompt

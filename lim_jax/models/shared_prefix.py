@@ -369,7 +369,7 @@ def _pass_prefix(
 
 
 def _groups(readings: Sequence[Reading]) -> list[_Group]:
-    """_Group contexts with those before them while at least half of each is what all share."""
+    """Group contexts with those before them while at least half of each is what all share."""
     groups: list[_Group] = []
     for number, reading in enumerate(readings):
         if groups:

@@ -7,6 +7,7 @@ one throughout and has no score.
 import json
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from reference import numpy_network
@@ -18,9 +19,10 @@ from lim_jax.attribution.explanation_run import ContextBatch
 from lim_jax.attribution.heads import heads_table, strongest_heads
 from lim_jax.attribution.mean_scores import score_contexts
 from lim_jax.attribution.method import Run
+from lim_jax.attribution.segments import document_numbers
 from lim_jax.attribution.signed_profile import signed_profile
 from lim_jax.attribution.time_budget import NetworkAndLoss
-from lim_jax.models import CausalLM, LanguageModel
+from lim_jax.models import CausalLM, LanguageModel, Targets
 from lim_jax.prompts.contexts import tokenize_context
 from lim_jax.prompts.documents import RenderedPrompt
 from lim_jax.report.sources import answer_page
@@ -278,6 +280,34 @@ def test_heads_of_each_part_stand_by_size_and_those_in_no_part_are_left_out(head
 def test_of_more_heads_the_five_that_gave_most_are_told():
     strongest = heads_of(byte_network(LENGTH, heads=4, depth=2, seed=3))
     assert [head.name for head in strongest] == [name for name in PLACES for _ in range(5)]
+
+
+@pytest.mark.slow
+def test_heads_of_a_models_own_word_are_of_the_whole_contexts_where_documents_weigh_less():
+    """At the weight where the gradient is taken another word is likeliest."""
+    context = tokenize_context(RenderedPrompt(TEXT, SPANS), loss="own-margin")
+    network = byte_network(context.length, heads=HEADS, depth=DEPTH, seed=1)
+    ids = jax.device_put(context.window[:-1])
+    numbers = document_numbers(context)
+    mask = Targets(
+        ids,
+        jax.device_put(context.weights),
+        log_weights=jax.device_put(np.where(numbers >= 0, np.log(0.2), 0)),
+        parts=jax.device_put(numbers),
+    )
+    word, other = (int(network.logits(ids, y)[-1].argmax()) for y in (None, mask))
+    assert word != other
+    known = context._replace(window=np.append(context.window[:-1], word))
+    heads, expected = (
+        strongest_heads(
+            NetworkAndLoss(network, [one.weights], loss), ContextBatch([one.window], [one])
+        )
+        for one, loss in (
+            (context, CausalLM.own_margin_loss),
+            (known, CausalLM.margin_loss),
+        )
+    )
+    assert heads == expected
 
 
 @pytest.mark.slow

@@ -324,6 +324,23 @@ def test_it_is_said_first_that_two_answers_are_to_different_questions():
     assert said == "They answer different questions: “Who?” and “Who sings?”."
 
 
+def test_it_is_said_that_two_answers_are_compared_with_different_foils():
+    """Their scores are of other odds."""
+    first = answer({"a": 1.0}, foil="Owl")
+    assert "foils" not in compare_answers(first, first).finding
+    second = answer({"a": 0.5}, foil="Bar\nowl", question="Who sings?")
+    said = compare_answers(first, second).finding.splitlines()
+    assert said[0].startswith("They answer different questions")
+    assert said[1] == "They are compared with different foils: “Owl” and “Bar owl”."
+
+
+def test_scores_that_are_zero_in_all_digits_shown_did_not_change():
+    """Whatever their signs."""
+    compared = compare_answers(answer({"a": 1e-4}), answer({"a": -1e-4}))
+    assert "Of the documents of both none changed." in compared.finding
+    assert compared.rows[1] == ["“a”", "+0.000", "+0.000", "+0.000"]
+
+
 @pytest.mark.parametrize(
     "second, message",
     [
