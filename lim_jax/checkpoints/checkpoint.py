@@ -519,6 +519,8 @@ def _loads(data: bytes, file: Path) -> Any:
         return dict(pairs)
 
     try:
+        # With NaN and Infinity, which users' files may not hold: transformers writes infinite
+        # limits so, and each number of an option is checked where it is read.
         return json.loads(data.decode(), object_pairs_hook=distinct)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refusal(

@@ -61,7 +61,11 @@ def records_finding(records: Sequence[Any]) -> str:
     top, *others = parts
     first = f"{part_words(top)} holds {percent(top.share, top.error)} of the influence in "
     rest = [f"{part_words(part)} {percent(part.share, part.error)}" for part in others[:2]]
-    return ", ".join([first + f"{percent(top.of_tokens)} of the tokens", *rest]) + "."
+    finding = ", ".join([first + f"{percent(top.of_tokens)} of the tokens", *rest]) + "."
+    contexts = max(record.contexts for record in records)
+    if any(part.contexts < contexts for part in parts[:3]):  # then shares need not add up
+        finding += " Each share is of the contexts that have the part."
+    return finding
 
 
 def part_words(record: Any) -> str:

@@ -41,6 +41,7 @@ def run_folder(
     up after that, takes away what the other one wrote and it has not, and nothing else.
     """
     out = as_path(out, "out")
+    _require_not_read(out, arguments)
     record = _record(command, arguments)
     kept = _kept_record(out)
     earlier = _files_of_record(kept)
@@ -205,6 +206,18 @@ def _digest_of_files(folder: Path, names: Iterable[Path]) -> str:
         content = file.read_bytes() if small else str(about.st_mtime_ns).encode()
         digest.update(os.fsencode(name) + f" {about.st_size} ".encode() + content)
     return digest.hexdigest()[:16]
+
+
+def _require_not_read(out: Path, arguments: Mapping[str, Any]) -> None:
+    """Raise ValueError where a run would write to what it reads, over its record even."""
+    for name, path in arguments.items():
+        require(
+            not isinstance(path, Path) or os.path.realpath(path) != os.path.realpath(out),
+            "out",
+            got=f"{out}, which is read too, as `{name}`",
+            expected="a folder of its own",
+            cure="Choose another by `out`.",
+        )
 
 
 def _require_ours(out: Path, record: dict[str, Any]) -> None:

@@ -57,6 +57,12 @@ def rewritten(folder, header, payload):
     (folder / WHOLE).write_bytes(struct.pack("<Q", len(data)) + data + payload)
 
 
+def test_a_configuration_may_hold_infinity(tmp_path):
+    """As that of Nemotron-H, by Python's own writer: it is no JSON, and is published."""
+    (tmp_path / "config.json").write_text('{"time_step_limit": [0.0, Infinity]}', encoding="utf-8")
+    assert checkpoint.json_object(tmp_path / "config.json") == {"time_step_limit": [0.0, np.inf]}
+
+
 @pytest.mark.parametrize("sharded", [False, True])
 def test_tensors_come_back_in_full_precision(folder, sharded):
     if sharded:

@@ -346,7 +346,7 @@ def test_a_question_that_cannot_be_asked_is_refused(folder, documents, tmp_path,
     start = ["ask", str(folder)]
     out = ["--out", str(tmp_path / "out"), "--no-html"]
     cases = {
-        "question: got ' '": [" ", "--documents", str(documents)],
+        "ask: QUESTION ' ' is empty": [" ", "--documents", str(documents)],
         "documents: got .*nowhere, which is no": ["bc", "--documents", str(tmp_path / "nowhere")],
         "prompt: got 48 tokens, of which 2 documents have 23 and “first” has the most, 12, .* "
         "Raise `max_length` to at least 47, or give fewer or shorter documents": [

@@ -122,6 +122,17 @@ def test_documents_are_read_before_a_model_is_looked_for(tmp_path):
         main([*arguments, "--out", str(tmp_path / "out")])
 
 
+def test_a_run_does_not_write_to_what_it_reads(tmp_path):
+    """Else the record of the run that is read would be gone."""
+    run(tmp_path / "read")
+    kept = (tmp_path / "read" / "run.json").read_text(encoding="utf-8")
+    (tmp_path / "also").symlink_to(tmp_path / "read", target_is_directory=True)
+    for out in ("read", "also", "read/../read"):
+        with pytest.raises(ValueError, match=r"out: got .*, which is read too, as .first."):
+            run(tmp_path / out, first=tmp_path / "read", overwrite=True)
+    assert (tmp_path / "read" / "run.json").read_text(encoding="utf-8") == kept
+
+
 def test_a_run_of_another_command_is_refused_by_the_two_names_alone(tmp_path):
     """Its arguments are others too, all of them, which says nothing more."""
     run(tmp_path)

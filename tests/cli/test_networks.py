@@ -81,15 +81,17 @@ def test_a_profile_within_little_memory_is_the_same(folder, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     "module, arguments",
     [
-        (ask_command, ["ask", "weights", "Who?", "--documents", "notes"]),
-        (profile_command, ["profile", "weights", "--data", "lines.jsonl"]),
-        (explain_command, ["explain", "weights", "--data", "lines.jsonl"]),
+        (ask_command, ["ask", "weights", "Who?", "--documents", "notes.txt"]),
+        (profile_command, ["profile", "weights", "--data", "notes.txt"]),
+        (explain_command, ["explain", "weights", "--data", "notes.txt"]),
     ],
 )
 def test_a_command_computes_in_the_precision_that_is_asked_for(
     module, arguments, folder, tmp_path, monkeypatch
 ):
     opened = []
+    (tmp_path / "notes.txt").write_text("abc", encoding="utf-8")  # read before the model
+    monkeypatch.chdir(tmp_path)
 
     def open_model(path, download, compute):
         opened.append(networks.open_model(folder, download, compute))

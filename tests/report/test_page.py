@@ -313,7 +313,7 @@ def test_it_begins_with_what_was_found_with_errors(read):
     first, second = (element["text"] for element in read.all("p", "finding"))
     assert first == (
         "“<b>first</b>” (2 different texts) holds 50 % ± 10 % of the influence in 38 % of the "
-        "tokens, “last” 25 %."
+        "tokens, “last” 25 %. Each share is of the contexts that have the part."
     )
     rest = pages.influence([8])
     lim = float(rest.indices().lim)

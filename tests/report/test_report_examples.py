@@ -39,12 +39,16 @@ def test_influence_finding():
 def test_records_finding():
     rest = {"kind": "part", "error": 0.01, "of_tokens": 0.2}
     records = [
-        SimpleNamespace(name=name, share=share, texts=texts, **rest)
+        SimpleNamespace(name=name, share=share, texts=texts, contexts=4, **rest)
         for name, share, texts in (("a", 0.1, 1), ("b", 0.6, 4))
     ]
     assert records_finding(records) == (
         "“b” (4 different texts) holds 60 % ± 1 % of the influence in 20 % of the tokens, "
         "“a” 10 % ± 1 %."
+    )
+    records[0].contexts = 1
+    assert records_finding(records).endswith(
+        ", “a” 10 % ± 1 %. Each share is of the contexts that have the part."
     )
 
 
