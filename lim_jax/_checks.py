@@ -365,11 +365,12 @@ def error_if_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
         for fails, message in traced:
             checkify.check(~fails, message.replace("{", "{{").replace("}", "}}"))
         return tree
-    flags, messages = zip(*traced, strict=True)
+    # The last check first: of several examples or devices the largest number counts.
+    flags, messages = zip(*reversed(traced), strict=True)
     _require_sizes((tree, flags))
-    first = jnp.asarray(len(flags) - 1, jnp.int32)
-    some = flags[-1]
-    for number, flag in reversed(list(enumerate(flags[:-1]))):
+    first = jnp.asarray(0, jnp.int32)
+    some = flags[0]
+    for number, flag in enumerate(flags[1:], start=1):
         first = jnp.where(flag, number, first)
         some = some | flag
     with translate_errors():

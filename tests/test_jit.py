@@ -11,7 +11,7 @@ import pytest
 from reference.as_users import run_python
 
 from lim_jax import _jit
-from lim_jax._checks import error_if
+from lim_jax._checks import error_if, error_if_got
 from lim_jax._errors import RefusedValue
 from lim_jax._jit import cached_jit, filter_jit
 
@@ -89,6 +89,20 @@ def test_checks_are_values_of_programs_that_are_kept(monkeypatch):
     with pytest.raises(RefusedValue, match=r"^x: expected more, got less\.$"):
         positive(jnp.array(-2.0))
     assert calls == []
+
+
+def test_examples_that_pass_do_not_change_what_an_error_says():
+    """Of a batch one example is refused, by the first of two checks."""
+
+    @filter_jit
+    @jax.vmap
+    def halve(x):
+        got = {"a number below zero": x < 0, "a number above 9": x > 9}
+        return error_if_got(x, "x", got=got, expected="a digit", cure="Pass one.") / 2
+
+    for number, got in ((-1.0, "below zero"), (10.0, "above 9")):
+        with pytest.raises(eqx.EquinoxRuntimeError, match=f"^x: got a number {got}"):
+            halve(jnp.array([number, 3.0]))
 
 
 @pytest.mark.parametrize("compiled", [filter_jit, cached_jit])
