@@ -14,7 +14,7 @@ from lim_jax.density.adjoints import Loss
 from lim_jax.models.causal import CausalLM
 from lim_jax.prompts.contexts import Context
 
-# Gradients of a path. Of five answers by SmolLM2 these are enough for four, as
+# Gradients of a path. Of fifteen answers by SmolLM2 these are enough for twelve, as
 # benchmarks/mask_path.py says. Up to `MOST_NODES` as many and one more come between them while the
 # scores' sum misses what the documents gave by more than `NEAR` of it, and by more than is shown.
 NODES = 7
