@@ -380,7 +380,9 @@ def error_if_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
         """Make an array wait for the check without changing its values."""
         if not isinstance(leaf, ARRAYS):
             return leaf
-        return jnp.where(failed, _unusable(leaf.dtype), leaf)
+        # As the array is: a number of a strong dtype would make a weak one strong.
+        unusable = jax.lax.full_like(leaf, _unusable(leaf.dtype))
+        return jnp.where(failed, unusable, leaf)
 
     return jax.tree.map(wait_for_check, tree)
 

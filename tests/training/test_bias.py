@@ -117,7 +117,10 @@ def test_a_point_that_is_no_minimum_of_the_risk_has_no_shift():
 
 
 def test_a_shift_is_as_exact_as_is_asked_for():
-    """What is left of H s + beta g, relative to beta g."""
+    """What is left of H s + beta g, relative to beta g.
+
+    Each entry may miss by the tolerance times its own size, 1, and times the norm, the root of 20.
+    """
     curvatures = np.geomspace(1, 1000, 20)
     strength = 0.1
 
@@ -128,8 +131,9 @@ def test_a_shift_is_as_exact_as_is_asked_for():
         return np.abs(curvatures * np.asarray(shift) / strength + 1).max()
 
     assert left() < 1e-9
-    assert left(tolerance=1e-2) < 2e-2
-    assert 1e-3 < left(tolerance=3e-2) < 6e-2
+    allowed = 1 + np.sqrt(20)
+    assert left(tolerance=1e-2) < allowed * 1e-2
+    assert 1e-3 < left(tolerance=3e-2) < allowed * 3e-2
 
 
 def test_a_shift_of_single_precision_is_found():
