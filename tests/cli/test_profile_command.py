@@ -513,8 +513,8 @@ def test_a_text_is_profiled_on_its_own_grid_and_drawn(folder, tmp_path, monkeypa
     )
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: None)
     assert main(["profile", str(folder), *arguments]) == 0  # the same run
-    with pytest.raises(ValueError, match="out: .*loss: next-token there, answer here"):
-        main(["profile", str(folder), *arguments, "--loss", "answer"])
+    with pytest.raises(ValueError, match="out: .*loss: next-token there, last-token here"):
+        main(["profile", str(folder), *arguments, "--loss", "last-token"])
 
 
 @pytest.mark.slow
