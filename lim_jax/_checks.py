@@ -377,8 +377,8 @@ def error_if_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
         failed = eqx.branched_error_if(jnp.array(False), *_on_any_device(some, first), messages)
 
     def wait_for_check(leaf: Any) -> Any:
-        """Make an array of numbers wait for the check without changing its values."""
-        if not isinstance(leaf, ARRAYS) or not _has_numbers(leaf.dtype):
+        """Make an array wait for the check without changing its values."""
+        if not isinstance(leaf, ARRAYS):
             return leaf
         # As the array is: a number of a strong dtype would make a weak one strong.
         unusable = jax.lax.full_like(leaf, _unusable(leaf.dtype))
@@ -407,11 +407,6 @@ def _on_any_device(fails: Array, first: Array) -> tuple[Array, Array]:
         return fails, first
     fails, first = varying_as((fails.astype(int), first), (fails, first))
     return jax.lax.pmax(fails, axes) > 0, jax.lax.pmax(first, axes)
-
-
-def _has_numbers(dtype: np.dtype) -> bool:
-    """Tell whether arrays of a type hold numbers or truths: not keys, nor tangents of integers."""
-    return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
 
 
 def _unusable(dtype: np.dtype) -> np.ndarray:

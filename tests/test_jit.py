@@ -105,32 +105,6 @@ def test_examples_that_pass_do_not_change_what_an_error_says():
             halve(jnp.array([number, 3.0]))
 
 
-def test_what_waits_for_a_check_keeps_its_type():
-    """Numbers of every kind, weakly typed ones, keys, and the tangents of integers."""
-    tangents = np.zeros(3, jax.dtypes.float0)
-
-    @jax.jit
-    def checked(x, key):
-        arrays = (
-            x,
-            x > 0,
-            x.astype(jnp.int8),
-            x.astype(jnp.uint32),
-            x.astype(complex),
-            jnp.asarray(2),
-            key,
-        )
-        left = error_if((*arrays, tangents), x < 0, "x: got a number below zero")
-        assert left[-1] is tangents
-        assert [jax.typeof(a) for a in left[:-1]] == [jax.typeof(a) for a in arrays]
-        return left[:-1]
-
-    key = jax.random.key(0)
-    x, *others, left_key = checked(np.array([1.0, 2.0, 3.0]), key)
-    assert x.tolist() == [1, 2, 3] and left_key == key
-    assert [a.tolist() for a in others[:3]] == [[True] * 3, [1, 2, 3], [1, 2, 3]]
-
-
 @pytest.mark.parametrize("compiled", [filter_jit, cached_jit])
 def test_within_another_trace_a_function_is_traced_once(compiled):
     calls = []
