@@ -374,17 +374,9 @@ def error_if_first(tree: Tree, *checks: tuple[Flags, str]) -> Tree:
         first = jnp.where(flag, number, first)
         some = some | flag
     with translate_errors():
-        failed = eqx.branched_error_if(jnp.array(False), *_on_any_device(some, first), messages)
-
-    def wait_for_check(leaf: Any) -> Any:
-        """Make an array wait for the check without changing its values."""
-        if not isinstance(leaf, ARRAYS):
-            return leaf
-        # As the array is: a number of a strong dtype would make a weak one strong.
-        unusable = jax.lax.full_like(leaf, _unusable(leaf.dtype))
-        return jnp.where(failed, unusable, leaf)
-
-    return jax.tree.map(wait_for_check, tree)
+        if varying_axes((tree, some)):
+            return _error_if_on_any_device(tree, some, first, messages)
+        return eqx.branched_error_if(tree, some, first, messages)
 
 
 def _require_sizes(tree: PyTree) -> None:
@@ -400,20 +392,22 @@ def _require_sizes(tree: PyTree) -> None:
     )
 
 
-def _on_any_device(fails: Array, first: Array) -> tuple[Array, Array]:
-    """Return whether a check fails on any device of a `jax.shard_map`, and which of them."""
-    axes = tuple(varying_axes((fails, first)))
-    if not axes:
-        return fails, first
+def _error_if_on_any_device(
+    tree: Tree, fails: Array, first: Array, messages: Sequence[str]
+) -> Tree:
+    """Return `tree`; its use raises on all devices of a `jax.shard_map` if one's check fails."""
     fails, first = varying_as((fails.astype(int), first), (fails, first))
-    return jax.lax.pmax(fails, axes) > 0, jax.lax.pmax(first, axes)
+    axes = tuple(varying_axes(fails))
+    anywhere, first_anywhere = (
+        jax.lax.pmax(number, axes) if axes else number for number in (fails, first)
+    )
+    never = eqx.branched_error_if(jnp.array(False), anywhere > 0, first_anywhere, messages)
 
+    def depend_on_check(leaf: Any) -> Any:
+        """Make an array wait for the check without changing its values."""
+        return jnp.where(never, jnp.zeros_like(leaf), leaf) if eqx.is_array(leaf) else leaf
 
-def _unusable(dtype: np.dtype) -> np.ndarray:
-    """Return NaN, or the largest integer, for numbers that are refused where nothing raises."""
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return np.asarray(np.nan, dtype)
-    return np.asarray(True if dtype.kind == "b" else jnp.iinfo(dtype).max, dtype)
+    return jax.tree.map(depend_on_check, tree)
 
 
 def all_finite(tree: PyTree) -> Bool[Array | np.ndarray, ""]:

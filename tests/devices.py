@@ -24,7 +24,6 @@ from reference.as_users import temporary_bytes
 from reference.networks import randomised
 
 import lim_jax as lim
-from lim_jax._checks import error_if
 from lim_jax.adjoint.cone import cone_mass
 from lim_jax.network import CausalAttention, attention, tiles
 from lim_jax.network.ring import RingAttention
@@ -127,7 +126,6 @@ def virtual(folder):
             assert gap < 1e-12, (name, attends, gap)
             print(name, attends, gap)
     assert largest_difference(numbers["density", "tiled"], numbers["density", "dense"]) < 1e-12
-    checked()
     mapped(model, batch)
     mapped_penalty(model, batch, numbers["algorithm 1", "dense"])
     arrays = list(map(np.asarray, jax.tree.leaves((model, batch))))
@@ -160,16 +158,6 @@ def mapped(model, batch):
     except Exception as error:
         assert "class numbers from 0 to 4" in str(error), error
         print("refused on the last device")
-
-
-def checked():
-    """A check of values gathers nothing: its result stays on the devices that hold the numbers."""
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    x = jax.device_put(np.ones((8, 1000)), NamedSharding(mesh, PartitionSpec("data")))
-    job = jax.jit(lambda x: jnp.cos(error_if(jnp.sin(x), x < 0, "x: got a number below zero")))
-    assert temporary_bytes(job.trace(x)) < x.nbytes / 8
-    assert job(x).sharding.shard_shape(x.shape) == (1, 1000)
-    print("checked, and gathered nothing")
 
 
 def mapped_penalty(model, batch, expected):

@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
 
 # Lines.
 WEIGHTS = 3
-SPREAD = 11
+SPREAD = 10
 RING = 8
 
 
@@ -68,7 +68,7 @@ def two(virtual, folder):
 
 @pytest.mark.slow
 def test_eight_virtual_devices_share_examples_and_context(virtual):
-    """Every job, attention by tiles, checks of values, `shard_map` and penalties by it."""
+    """Every job, attention by tiles, `shard_map` and penalties by it."""
     assert len(lines(virtual)) == WEIGHTS + SPREAD + RING
 
 
