@@ -13,7 +13,6 @@ from jaxtyping import Array, Float
 from lim_jax._text_tables import text_table
 from lim_jax.adjoint.masking import mask_gradient
 from lim_jax.attribution.explanation_run import ContextBatch
-from lim_jax.attribution.mean_scores import ask_for_own_word
 from lim_jax.attribution.methods.mask_gradient import LENGTH, WEIGHT
 from lim_jax.attribution.parts import UNNAMED, iterate_parts
 from lim_jax.attribution.profile_run import Bar, no_bar
@@ -24,6 +23,7 @@ from lim_jax.grid.cells import token_grid
 from lim_jax.models.causal import CausalLM, as_loss_of_logits
 from lim_jax.models.ids import scores_of_ids
 from lim_jax.probes import sample_mean
+from lim_jax.prompts.own_answers import ask_for_own_word
 
 STRONGEST = 5  # heads of each part
 HEAD = ("part", "layer", "head", "   score", "   error", "contexts")

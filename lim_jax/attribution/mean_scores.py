@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
@@ -15,10 +14,11 @@ from lim_jax.attribution.parts import UNNAMED, is_document, mean_shares, scores_
 from lim_jax.attribution.profile_run import no_bar
 from lim_jax.attribution.segments import context_segments, whole_answer
 from lim_jax.attribution.shared_contexts import shared_prefixes, shared_texts
-from lim_jax.models import CausalLM, generation
+from lim_jax.models import CausalLM
 from lim_jax.models.loss_kinds import LossName, loss_kind
-from lim_jax.models.padding import Padding, fitted_padding
+from lim_jax.models.padding import fitted_padding
 from lim_jax.prompts.contexts import Context
+from lim_jax.prompts.own_answers import ask_for_own_word
 
 
 class MeanScore(NamedTuple):
@@ -87,7 +87,8 @@ def score_contexts(
         expected=f"documents or spans, which `method={method}` scores",
         cure="Give the lines documents or spans, or leave `method` out for a profile by token.",
     )
-    kind = loss_kind(loss)
+    of_own_word = loss == "own-margin"
+    kind = loss_kind("margin" if of_own_word else loss)
     score = method_named(method, foil=kind.needs_foil).scores
     run = run._replace(padding=fitted_padding(context.length for context in contexts))
     prefix_of = shared_prefixes(network, contexts)
@@ -95,9 +96,8 @@ def score_contexts(
     rows = []
     for number in run.bar(range(len(contexts)), desc=method, unit="context"):
         context = contexts[number]
-        if loss == "own-margin":
+        if of_own_word:
             context = ask_for_own_word(network, context, run.padding)
-            kind = loss_kind("margin")
         context_run = run.within(f"{number}")._replace(
             bar=no_bar, prefix=partial(prefix_of, number), texts=partial(texts_of, number)
         )
@@ -105,18 +105,6 @@ def score_contexts(
         parts = context_segments(context)
         rows.append(score(network, context, answer, parts, kind.loss, context_run))
     return ScoresOfContexts(method, contexts, rows, mean_scores_of_parts(contexts, rows))
-
-
-def ask_for_own_word(
-    network: CausalLM, context: Context, padding: Padding | None = None
-) -> Context:
-    """Return a context whose last id is the network's own word, the likeliest after all before it.
-
-    So the same word is asked for where parts weigh less or are left out, and another is likeliest.
-    """
-    ids = context.window[:-1]
-    word = generation.answer(network, jax.device_put(ids), tokens=1, padding=padding)
-    return context._replace(window=np.append(ids, np.asarray(word)))
 
 
 def cost_of_contexts(contexts: Sequence[Context], method: str) -> Cost:

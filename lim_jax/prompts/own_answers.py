@@ -12,7 +12,7 @@ from lim_jax._argument_error import Refusal
 from lim_jax._checks import AnyPath, as_int, described, require, require_kind
 from lim_jax._digest import digest
 from lim_jax._partial_runs import Run, each_once
-from lim_jax.models import LanguageModel, answer
+from lim_jax.models import CausalLM, LanguageModel, answer
 from lim_jax.models.loss_kinds import LossName, loss_kind
 from lim_jax.models.padding import Padding, fitted_padding
 from lim_jax.models.shared_prefix import PrefixOf, Reading, prefix_reader
@@ -186,6 +186,18 @@ def without_ends(
     ids = np.array(answer, np.int32)
     is_end = np.isin(ids, ends)
     return ids[~is_end], not is_end.any()
+
+
+def ask_for_own_word(
+    network: CausalLM, context: Context, padding: Padding | None = None
+) -> Context:
+    """Return a context whose last id is the network's own word, the likeliest after all before it.
+
+    So the same word is asked for where parts weigh less or are left out, and another is likeliest.
+    """
+    ids = context.window[:-1]
+    word = answer(network, jax.device_put(ids), tokens=1, padding=padding)
+    return context._replace(window=np.append(ids, np.asarray(word)))
 
 
 def _reading(prompt: PromptOnly, tokens: int) -> Reading:

@@ -136,9 +136,10 @@ def parameter_shift(
     strength
         :math:`\beta`, a finite number, to which the shift is proportional.
     tolerance
-        The relative tolerance of the conjugate gradients, between 0 and 1; 1e-10 by default. Where
-        it is below 1000 roundings of the parameters' precision, which are 1e-4 in float32, it is
-        that many: of a Hessian of large condition no residual is smaller.
+        The relative tolerance of the conjugate gradients, between 0 and 1, by Euclidean norms of
+        all parameters; 1e-10 by default. Where it is below 1000 roundings of the parameters'
+        precision, which are 1e-4 in float32, it is that many: of a Hessian of large condition no
+        residual is smaller.
 
     Returns
     -------
@@ -218,7 +219,9 @@ def _solve_positive(
     )
     attainable = [1000 * float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(slope)]
     tolerance = max(tolerance, *attainable)
-    solver = lineax.CG(rtol=tolerance, atol=tolerance)
+    # By Euclidean norms, as the slope's is one: lineax's own norm is the largest entry, and of n
+    # entries that are each within the tolerance the norm is root n times that at worst.
+    solver = lineax.CG(rtol=tolerance, atol=tolerance, norm=norm)
     solution = lineax.linear_solve(operator, slope, solver).value
     return error_if(
         solution,
