@@ -524,6 +524,20 @@ def test_injected_traces_average_over_training_steps():
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_gradients_of_half_precision_are_along_weights_of_single(dtype):
+    """Adjoints 106 w at 106 positions: 106 is a number of both, and 1/106 is not.
+
+    One over the nearest number to 1/106 is nearer to another number than to 106.
+    """
+    loss = lambda w, x, y: w * x.astype(jnp.float32).sum()  # noqa: E731
+    total = lambda losses, adjoints, options: adjoints.sum()  # noqa: E731
+    batch = jnp.zeros((1, 106, 1), dtype), None
+    grid = lim.token_grid(106, dtype)
+    slope = jax.grad(lambda w: functional_of_adjoints(total, loss, w, batch, grid, None))
+    np.testing.assert_allclose(slope(jnp.float32(1)), 106**2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 @pytest.mark.parametrize("size", [1e-3, 1.0, 300.0])
 def test_penalties_of_half_precision_square_in_single_precision(size, dtype):
     """Adjoints w at each position: in float16 1e-6 has four bits, and 9e4 is infinite."""
