@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -247,10 +248,17 @@ def shade_boundaries(axes: Axes, delta: float) -> None:
 
 
 def save_figure(figure: Any, folder: Path, name: str) -> None:
-    """Write a figure as ``name.png`` and ``name.svg``; letters that its font lacks are boxes."""
+    """Write a figure as ``name.png`` and ``name.svg``; letters that its font lacks are boxes.
+
+    The same figure gives the same files: no date, and no random names inside.
+    """
     for kind in ("png", "svg"):
         file = folder / f"{name}.{kind}"
-        with saying_what_is_lacking(file), warnings.catch_warnings():
+        with (
+            saying_what_is_lacking(file),
+            warnings.catch_warnings(),
+            rc_context({"svg.hashsalt": name}),
+        ):
             # One for each letter; docs/commands.md says how to choose another font.
             warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
-            figure.savefig(file)
+            figure.savefig(file, metadata={"Date": None})

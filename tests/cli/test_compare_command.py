@@ -93,7 +93,7 @@ def compared(tmp_path_factory):
     folder = write_folders(tmp_path_factory.mktemp("compared"))
     figures = {}
 
-    def savefig(figure, path):
+    def savefig(figure, path, **options):
         figures[path.name] = figure.axes
         path.touch()
 
@@ -195,7 +195,9 @@ def test_the_difference_is_drawn_below_the_densities_within_two_errors(compared)
 
 def test_records_are_compared_where_both_have_them(folders, monkeypatch, capsys):
     monkeypatch.setattr(
-        Figure, "savefig", lambda figure, path: path.write_text(path.name, encoding="utf-8")
+        Figure,
+        "savefig",
+        lambda figure, path, **options: path.write_text(path.name, encoding="utf-8"),
     )
     out = folders / "C"
     assert main(["compare", str(folders / "A"), str(folders / "B"), "--out", str(out)]) == 0
@@ -222,7 +224,9 @@ def test_records_are_compared_where_both_have_them(folders, monkeypatch, capsys)
 
 def test_one_context_of_each_has_no_error_and_none_in_both_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
-        Figure, "savefig", lambda figure, path: path.write_text(path.name, encoding="utf-8")
+        Figure,
+        "savefig",
+        lambda figure, path, **options: path.write_text(path.name, encoding="utf-8"),
     )
     for name, rows in zip(("x/same", "y/same"), ROWS, strict=True):
         kept = MeasuredContexts([name], [rows[0]], [0], {}, 0.25)
@@ -271,7 +275,9 @@ def test_the_page_has_the_table_and_the_figures_and_both_pages_where_they_are(
     folders, monkeypatch, capsys
 ):
     monkeypatch.setattr(
-        Figure, "savefig", lambda figure, path: path.write_text(path.name, encoding="utf-8")
+        Figure,
+        "savefig",
+        lambda figure, path, **options: path.write_text(path.name, encoding="utf-8"),
     )
     pages = ['<p class="a">A & "one"</p><script>1 < 2</script>', "<p>ß {x}</p>"]
     arguments = [str(folders / "A"), str(folders / "B"), "--out", str(folders / "C")]
@@ -437,7 +443,7 @@ def test_that_two_losses_were_asked_is_said(losses, is_said, folders, monkeypatc
     for name, loss in zip("AB", losses, strict=False):
         record = {"arguments": {"loss": loss}, "finished": {"written": []}}
         (folders / name / "run.json").write_text(json.dumps(record), encoding="utf-8")
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: path.touch())
     main(["compare", str(folders / "A"), str(folders / "B"), "--out", str(folders / "C")])
     said = "They ask by --loss answer and --loss margin, so that influences have other units."
     printed = capsys.readouterr().out

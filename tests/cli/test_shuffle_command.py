@@ -79,7 +79,9 @@ def shuffled(folder, tmp_path_factory):
     drawn = {}
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setattr(
-            Figure, "savefig", lambda figure, path: drawn.setdefault(path.name, figure.axes[0])
+            Figure,
+            "savefig",
+            lambda figure, path, **options: drawn.setdefault(path.name, figure.axes[0]),
         )
         assert main([*arguments, "--loss", "margin", "--shuffle", "3"]) == 0
     tokens = table(out / "tokens.csv")
@@ -213,7 +215,7 @@ def test_orders_of_a_line_count_as_one_context_in_the_records(shuffled):
 
 @pytest.mark.slow
 def test_lines_of_other_documents_are_told_by_their_number(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: None)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: None)
     monkeypatch.setattr(
         models,
         "energies_of_ids",

@@ -129,7 +129,7 @@ def test_a_question_reads_header_and_tokenizer_once(folder, tmp_path, monkeypatc
     for name in ("read_tokenizer", "find_chat_template"):
         for module in (language_model, text):
             monkeypatch.setattr(module, name, counting(getattr(text, name)))
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: path.touch())
     (tmp_path / "documents").mkdir()
     (tmp_path / "documents" / "one.txt").write_text("ab", encoding="utf-8")
     asked = ["ask", str(in_one_file(folder)), "bc", "--documents", str(tmp_path / "documents")]
