@@ -59,7 +59,7 @@ class Inequality(NamedTuple):
     @property
     def roundings(self) -> float:
         """The margin over the rounding: it holds above 1, and from -1 to 1 it is a tie."""
-        return self.margin / self.rounding if self.rounding > 0 else 0.0
+        return self.margin / self.rounding if self.rounding > 0 else self.margin
 
     @property
     def holds(self) -> bool:
@@ -148,9 +148,12 @@ def half_digits(precision: Any) -> float:
 def make_inequality(
     statement: str, greater: Any, lesser: Any, precision: Any, *, scale: Any = None
 ) -> Inequality:
-    """Return an inequality of two numbers, whose rounding grows with `scale` or their sizes."""
-    size = abs(greater) + abs(lesser) if scale is None else scale
-    rounding = half_digits(precision) * float(size)
+    """Return an inequality of two numbers, whose rounding grows with `scale` or their sizes.
+
+    Beside infinity nothing is a matter of rounding.
+    """
+    size = float(abs(greater) + abs(lesser) if scale is None else scale)
+    rounding = half_digits(precision) * size if math.isfinite(size) else 0.0
     return Inequality(statement, float(greater), float(lesser), rounding)
 
 

@@ -282,7 +282,7 @@ def energy_stability(
 
 
 class _Change(NamedTuple):
-    r""":math:`\|P_0 - P_T\|/\|P_T\|` of every example, and whether it is above c for sure."""
+    r""":math:`\|P_0 - P_T\|/\|P_T\|` of every example, and whether the covectors refute its c."""
 
     ratio: Float[Array, " examples"]
     refuted: Bool[Array, " examples"]
@@ -307,6 +307,7 @@ def _stability(
     message = f"amplification: got NaN, expected a number or infinity. {cure}"
     amplification = error_if(amplification, jnp.isnan(amplification), message)
     amplification = as_nonnegative(amplification, "amplification", cure)
+    regions = regions.in_single_precision
     weights = regions.grid.weights
     unit = unit_of((terminal, initial))
     squares, energy, change_bound = _mean_squares(terminal, initial, unit, amplification, weights)
@@ -315,7 +316,17 @@ def _stability(
         regional_averages(energy, regions),
         change_bound / regions.weights.sum(axis=1),
     )
-    return stability, unit, _change(terminal, initial, amplification, weights)
+    change = _change(terminal, initial, amplification, weights)
+    # One region's energies may refute c where the change is within rounding of the whole norm.
+    rounding = half_digits(_coarsest(terminal, initial, amplification))
+    beyond = jnp.abs(stability.initial - stability.terminal) - stability.bound
+    refuted = beyond > rounding * (stability.initial + stability.terminal)
+    return stability, unit, change._replace(refuted=change.refuted | refuted.any())
+
+
+def _coarsest(*arrays: Array) -> jnp.dtype:
+    """Return the dtype of fewest digits, to whose rounding numbers of several are known."""
+    return max((array.dtype for array in arrays), key=lambda dtype: jnp.finfo(dtype).eps)
 
 
 @jax.jit
@@ -337,9 +348,8 @@ def _mean_squares(
 @jax.jit
 def _change(terminal: Array, initial: Array, amplification: Array, weights: Array) -> _Change:
     """Compute every example's relative change, and tell whether it is above c beyond rounding."""
-    arrays = terminal, initial, amplification
-    rounding = max(half_digits(array.dtype) for array in arrays)
-    terminal, initial, amplification = promote(arrays)
+    rounding = half_digits(_coarsest(terminal, initial, amplification))
+    terminal, initial, amplification = promote((terminal, initial, amplification))
     # Squares of small covectors underflow: those of each example over its largest entry do not.
     largest = jnp.maximum(jnp.abs(terminal), jnp.abs(initial)).max(axis=(1, 2), keepdims=True)
     largest = jnp.where(largest > 0, largest, 1)
@@ -414,7 +424,7 @@ def recency_survival(
     stability, unit, relative_change = _stability(terminal, initial, later[:, 0], regions)
     # In Python's floats, whose range has the squares of all numbers in single precision.
     before, after, change = (float(unit) ** 2 * np.asarray(values, float) for values in stability)
-    precision = jnp.result_type(stability.terminal)
+    precision = _coarsest(terminal, initial, later)
     bound = float(change[RIGHT] + change[MIDDLE])
     contrast = float(before[RIGHT] - before[MIDDLE])
     ceiling = bearable_amplification(regions)

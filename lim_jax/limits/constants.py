@@ -325,9 +325,13 @@ def largest_control_distances(
 
 
 def _flatten(fields: PyTree) -> Float[np.ndarray, "fields parameters"]:
-    """Join the floating-point leaves of stacked fields to one row of parameters for each field."""
+    """Join the floating-point leaves of stacked fields to one row of parameters for each field.
+
+    In float64: squares of small changes would vanish.
+    """
     leaves = [
-        np.asarray(leaf) for leaf in jax.tree.leaves(eqx.filter(fields, eqx.is_inexact_array))
+        np.asarray(leaf, float)
+        for leaf in jax.tree.leaves(eqx.filter(fields, eqx.is_inexact_array))
     ]
     return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 

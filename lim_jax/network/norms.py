@@ -92,8 +92,9 @@ class LayerNorm(eqx.Module):
         norm the largest where the arrays have a leading axis of layers.
         """
         width = self.scale.shape[-1]
-        shift = jnp.max(jnp.linalg.norm(self.shift, axis=-1))
-        return math.sqrt(width) * jnp.max(jnp.abs(self.scale)) + shift
+        scale, shift = promote((self.scale, self.shift))
+        largest_shift = jnp.max(jnp.linalg.norm(shift, axis=-1))
+        return math.sqrt(width) * jnp.max(jnp.abs(scale)) + largest_shift
 
 
 class RMSNorm(eqx.Module):

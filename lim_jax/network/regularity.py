@@ -466,7 +466,7 @@ def norm_constants(norm: Norm) -> tuple[Scalar, Scalar]:
         "Pass a LayerNorm: without one the field is neither bounded nor Lipschitz on all states.",
     )
     assert isinstance(norm, LayerNorm)
-    largest = jnp.max(jnp.abs(norm.scale))
+    largest = jnp.max(jnp.abs(promote(norm.scale)))
     return norm.bound(), largest / math.sqrt(norm.norm_eps)
 
 
@@ -480,7 +480,7 @@ def _vector_norms(vectors: Float[Array, "..."] | None, heads: int) -> Heads:
     """Return each head's largest Euclidean norm of a bias over all fields; zeros without one."""
     if vectors is None:
         return jnp.zeros(heads)
-    return jnp.linalg.norm(vectors, axis=-1).reshape(-1, heads).max(axis=0)
+    return jnp.linalg.norm(promote(vectors), axis=-1).reshape(-1, heads).max(axis=0)
 
 
 def _function_name(function: object) -> str:

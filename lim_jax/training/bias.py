@@ -282,8 +282,10 @@ def shift_bound(
     strength = as_finite_nonnegative(strength, "strength")
     slope = as_finite_nonnegative(slope, "slope")
     require_scalar(convexity, "convexity")
+    strength, slope, convexity = promote((strength, slope, convexity))
     return error_if_got(
-        jnp.asarray(strength * slope) / convexity,
+        # In this order: products of small numbers vanish.
+        strength * (jnp.asarray(slope) / convexity),
         "convexity",
         got={
             "zero, a number below, or NaN": ~(jnp.asarray(convexity) > 0),

@@ -294,6 +294,8 @@ def test_recencys_sides_and_conclusion_by_hand():
     assert not certificate.concluded
     unbounded = criteria.recency_survival(terminal, initial, jnp.array([jnp.inf]), REGIONS)
     assert [premise.holds for premise in unbounded.premises] == [True, False, True]
+    # Not within rounding: no number is a tie with infinity.
+    assert unbounded.inequalities[0].roundings == -np.inf and "tie" not in str(unbounded)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0])
@@ -348,6 +350,39 @@ def test_a_c_that_the_covectors_refute_proves_nothing():
     growth = jnp.array([0.01, 0.0], jnp.float32)
     found = criteria.recency_survival(first, last, growth, lim.boundary_regions(grid, 0.2))
     np.testing.assert_allclose(found.premises[2].value, needed, rtol=1e-5)
+
+
+def test_a_change_of_one_region_refutes_a_c_beside_a_larger_region():
+    """On the left ten thousand, where nothing changes: beside its norm the right's change is small.
+
+    Yet of c = 0 no region's energy changes at all, and the right's falls below the middle's.
+    """
+    # `eq:regional-squared-energy-stability`, `prop:regional-recency-persistence`.
+    regions = lim.boundary_regions(lim.token_grid(LENGTH, jnp.float32), 0.2)
+    levels = [1e4, 1.0, 1.2], [1e4, 1.0, 0.8]
+    terminal, initial = (
+        jnp.asarray(np.repeat(level, [4, 12, 4])[None, :, None], jnp.float32) for level in levels
+    )
+    nothing = jnp.zeros(1, jnp.float32)
+    certificate = criteria.recency_survival(terminal, initial, nothing, regions)
+    assert not certificate.premises[2].holds and not certificate.holds
+    assert not certificate.concluded
+    with pytest.raises(RuntimeError, match="c that the covectors refute"):
+        criteria.energy_stability(terminal, initial, nothing, regions)
+
+
+def test_covectors_of_few_bits_decide_nothing_within_their_rounding():
+    """A right that is heavier by 2 % is no heavier for sure in bfloat16, of 8 bits."""
+    # `eq:regional-recency-survival-condition`.
+    regions = lim.boundary_regions(lim.token_grid(LENGTH, jnp.bfloat16), 0.2)
+    levels = [1.0, 1.0, 1.01], [1.0, 1.01, 1.0]
+    terminal, initial = (
+        jnp.asarray(np.repeat(level, [4, 12, 4])[None, :, None], jnp.bfloat16) for level in levels
+    )
+    certificate = criteria.recency_survival(terminal, initial, jnp.zeros(1, jnp.float32), regions)
+    assert not certificate.holds
+    (inequality,) = certificate.inequalities
+    assert 0 < inequality.margin < inequality.rounding
 
 
 @pytest.mark.parametrize("layers", [[-0.5], [0.5, -0.1]])

@@ -443,3 +443,20 @@ def test_knots_beyond_the_horizon_are_of_no_layer():
     control = linear_control(Matrix(jnp.asarray(np.array([0.0, 1, 0, -3]))), horizon=3.0)
     still = Matrix(jnp.zeros(2))
     np.testing.assert_allclose(largest_control_distances(still, control, 2.0), [0.5, 0.5])
+
+
+def test_a_control_of_few_bits_that_moves_little_has_a_slope():
+    """One parameter moves from 0 to 2^-13, whose square no number of float16 is near."""
+    # `eq:depth-time-consistency`.
+    layers = jax.tree.map(
+        lambda leaf: leaf.astype(jnp.float16) if eqx.is_inexact_array(leaf) else leaf,
+        small_fields(width=6, heads=2),
+    )
+    still = jax.tree.map(lambda leaf: jnp.stack([leaf[0]] * 2), layers)
+    bias = still.feed_forward.outer_bias.at[1, 3].add(2.0**-13)
+    moving = eqx.tree_at(lambda fields: fields.feed_forward.outer_bias, still, bias)
+    flow = lim.ContinuousFlow(linear_control(moving))
+    grid = lim.token_grid(5, jnp.float16)
+    (bound,) = lim.limits.time_slope_bounds(flow, grid)
+    control = float(field_regularity(moving).control)
+    np.testing.assert_allclose(bound, control * 2.0**-13, rtol=1e-2)

@@ -433,6 +433,16 @@ def test_a_radius_counts_the_mass_of_the_grid():
         trajectory_radius(layer, still, grid, times, profile_bound=-1.0)
 
 
+def test_small_shifts_of_few_bits_count_in_a_norms_bound():
+    """Of four entries of 2^-13 in float16, whose squares are no numbers of it."""
+    # `eq:preln-uniform-normalized-bound`.
+    small = jnp.full(4, 2.0**-13, jnp.float16)
+    norm = LayerNorm(small, small, 0.25)
+    bound, slope = norm_constants(norm)
+    np.testing.assert_allclose(float(bound), 2 * 2.0**-13 + 2 * 2.0**-13, rtol=1e-6)
+    np.testing.assert_allclose(float(slope), 2.0**-12, rtol=1e-6)
+
+
 def test_the_constants_of_norm_and_activations_in_closed_form():
     scale = jnp.asarray(np.array([1.0, -3.0, 2.0, 0.5]))
     norm = LayerNorm(scale, jnp.zeros(4), 0.25)

@@ -92,6 +92,20 @@ def test_the_minimiser_moves_as_the_expansion_says_to_second_order(name):
         lim.training.shift_bound(0.1, 1.0, -0.5)
 
 
+@pytest.mark.parametrize(
+    "dtype, numbers, exact",
+    [
+        ("float16", (1e-4, 1e-4, 1e-4), 1e-4),
+        ("float32", (1e-30, 1e-30, 1e-30), 1e-30),
+    ],
+)
+def test_a_bound_of_the_shift_is_of_the_numbers_and_not_of_their_product(dtype, numbers, exact):
+    """The product of the first two is zero in either precision."""
+    # `eq:influence-regularization-parameter-shift-bound`.
+    arrays = [jnp.asarray(number, dtype) for number in numbers]
+    np.testing.assert_allclose(float(lim.training.shift_bound(*arrays)), exact, rtol=2e-3)
+
+
 def test_a_point_that_is_no_minimum_of_the_risk_has_no_shift():
     """Where it is as steep as the penalty is strong, as it is at the penalised minimiser."""
     # `eq:influence-regularization-bias-expansion`.
