@@ -22,7 +22,7 @@ from lim_jax.grid.measure import Grid, require_on_grid
 from lim_jax.network.continuous_flow import ContinuousFlow, require_continuous
 from lim_jax.network.controls import InterpolatedControl
 from lim_jax.network.field import TransformerField
-from lim_jax.network.flow import unit_profile
+from lim_jax.network.flow import require_horizon, unit_profile
 from lim_jax.network.regularity import HARDY, field_regularity, hardy_bound
 from lim_jax.network.slots import State
 from lim_jax.probes import deviation_of
@@ -66,14 +66,16 @@ class DepthProfile(NamedTuple):
         Parameters
         ----------
         horizon
-            :math:`T`; the times are from 0 to T.
+            :math:`T`, positive; the times are from 0 to T.
 
         Raises
         ------
         ValueError
-            If a value is below zero or not finite, or is larger than `bound`, or a slope between
-            two of the times is steeper than `lipschitz`, each by more than rounding may make it.
+            If the horizon is no positive number; if a value is below zero or not finite, or is
+            larger than `bound`, or a slope between two of the times is steeper than `lipschitz`,
+            each by more than rounding may make it.
         """
+        require_horizon(horizon)
         values = _profile_values(self.function, horizon)
         finite = np.isfinite(values)
         # A few operations round a value by four units in the last place of the largest.

@@ -424,6 +424,15 @@ def test_a_profile_below_zero_proves_nothing(double):
         lim.limits.proved_constants([fields], None, negative, lim.token_grid(5))
 
 
+@pytest.mark.parametrize("horizon", [-1.0, 0.0, np.nan])
+def test_a_profile_bears_nothing_out_over_no_depth(horizon):
+    """Over a negative one every slope would be below zero, and no constant too small."""
+    # `ass:depth-profile`.
+    steep = lim.limits.DepthProfile(lambda time: 2 + jnp.sin(9 * time), 3.0, 0.0)
+    with pytest.raises(ValueError, match=f"horizon: got {horizon}, expected a positive depth"):
+        steep.require_stated(horizon)
+
+
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_a_profile_that_is_not_finite_is_refused(value):
     # `ass:depth-profile`.
