@@ -209,9 +209,9 @@ def cone_energies(sites: AttentionSites, grid: Grid) -> Float[Array, "depth leng
     def energy(attention: Any, site: AttentionSites) -> Float[Array, " length"]:
         """Compute the energy of one attention's cone, zero where there is no attention."""
         if attention is None:
-            return jnp.zeros_like(grid.weights)
+            return jnp.zeros_like(grid.in_single_precision.weights)
         cone = pull_back(attention, site.states, site.covectors, grid).kernel
-        return (cone**2).sum(axis=1)
+        return (promote(cone) ** 2).sum(axis=1)
 
     return map_sites(energy, sites)
 
@@ -280,8 +280,9 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
     factors = jax.vmap(jax.vmap(lambda a, x: kernel_factors(in_memory(a), x, grid)))(
         sites.attention, sites.states
     )
-    step = sites.step[0, 0]
-    profile = sites.increments / sites.step
+    increments, steps, covectors = promote((sites.increments, sites.step, sites.covectors))
+    step = steps[0, 0]
+    profile = increments / steps
     cone_weights = _cone_weights(grid, "density")
 
     def at_position(j: Array) -> tuple[Array, Array, Array, Array]:
@@ -293,7 +294,7 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
             """Pull one attention's covectors back to this position, scaled by its increment."""
             return scale * factors.pull_column(j, covectors)
 
-        parts = jax.vmap(jax.vmap(contribution))(factors, sites.covectors, profile)
+        parts = jax.vmap(jax.vmap(contribution))(factors, covectors, profile)
 
         def against_all(part: Float[Array, "examples length width"]) -> tuple[Array, Array]:
             """Return the least and the largest entry of one layer's Gram matrices with all."""
@@ -308,7 +309,7 @@ def joint_cone(sites: AttentionSites, grid: Grid) -> JointCone:
         return lowest.min(), largest.max(), (channel**2).sum(axis=1).mean(), weights.sum()
 
     lowest, largest, energy, future = jax.lax.map(at_position, jnp.arange(grid.size))
-    return JointCone(lowest, largest, energy, future, horizon=sites.step[0].sum())
+    return JointCone(lowest, largest, energy, future, horizon=steps[0].sum())
 
 
 def _cone_weights(grid: Grid, normalisation: Normalisation) -> Float[Array, "length length"]:

@@ -379,7 +379,7 @@ class BoundaryStrengths(NamedTuple):
 
 def boundary_strengths(regional: RegionalChannels, regions: Regions) -> BoundaryStrengths:
     """Integrate the cone's energy over E_L and the residual's over E_R."""
-    sizes = regions.weights.sum(axis=1)
+    sizes = regions.in_single_precision.weights.sum(axis=1)
     return BoundaryStrengths(
         primacy=sizes[LEFT] * regional.energies[LEFT, CONE],
         recency=sizes[RIGHT] * regional.energies[RIGHT, RESIDUAL],

@@ -82,18 +82,20 @@ def interaction_orders(
         expected=f"an order from 0 to {flow.depth}, the number of layers, known before tracing",
     )
     weights = grid.weights[:, None]
-    orders = jnp.zeros((highest + 1, *gradient.shape), gradient.dtype)
-    orders = orders.at[0].set(gradient / weights)
+    dtype = gradient.dtype
+    orders = jnp.zeros((highest + 1, *gradient.shape), accumulator(dtype))
+    orders = orders.at[0].set(promote(gradient / weights))
 
     def backward(orders, layer, state):
         """Carry each order's covector through one layer, which adds to the next order."""
         _, push = jax.linearize(lambda x: flow.transition(layer, x, grid) - x, state)
         transpose = jax.linear_transpose(push, state)
-        added = jax.vmap(lambda covector: transpose(weights * covector)[0] / weights)(orders[:-1])
-        return orders.at[1:].add(added), None
+        lower = orders[:-1].astype(dtype)
+        added = jax.vmap(lambda covector: transpose(weights * covector)[0] / weights)(lower)
+        return orders.at[1:].add(promote(added)), None
 
     orders, _ = flow.scan(backward, orders, states[:-1], reverse=True)
-    return orders
+    return orders.astype(dtype)
 
 
 @filter_jit

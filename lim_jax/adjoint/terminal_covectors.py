@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from lim_jax._checks import ARRAYS, as_int, error_if, error_if_not_finite, require, require_floats
+from lim_jax._precision import promote
 from lim_jax.adjoint.certificate import half_digits
 from lim_jax.grid.measure import require_on_grid
 from lim_jax.grid.partition import Regions, require_regions
@@ -91,7 +92,8 @@ def query_masses(query_weights: Float[Array, " length"], regions: Regions) -> Qu
     require_regions(regions)
     require_on_grid(query_weights, regions.grid, "query_weights", "length")
     query_weights = checked_queries(error_if_not_finite(query_weights, "query_weights"))
-    density = query_weights / regions.grid.weights
+    regions = regions.in_single_precision
+    density = promote(query_weights) / regions.grid.weights
     weights = regions.weights
     return QueryMasses(weights @ density, (weights @ density**2) / weights.sum(axis=1))
 
@@ -201,7 +203,7 @@ def readout_residual_energies(
         state, target = example
         logits, pull = jax.vjp(lambda x: readout(x, grid), state)
         (covector,) = pull(logit_residual(logits, target))
-        return (covector**2).sum(axis=1), _mixing(lambda c: pull(c)[0], logits)
+        return (promote(covector) ** 2).sum(axis=1), _mixing(lambda c: pull(c)[0], logits)
 
     # One example's logits at a time: of real vocabularies they are large.
     squares, mixing = jax.lax.map(energies, (states, targets))

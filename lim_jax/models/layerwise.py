@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from lim_jax._jit import filter_jit
 from lim_jax._partial_runs import Run, restore, store
+from lim_jax._precision import promote
 from lim_jax.density.adjoints import Ids, check_finite
 from lim_jax.grid.cells import token_grid
 from lim_jax.grid.measure import Grid
@@ -116,5 +117,6 @@ def _backward(
 @filter_jit
 def _energies(gradients: States, grid: Grid) -> Float[Array, "contexts length"]:
     """Compute the energies of each token from the gradients in the input states."""
-    energies = jnp.sum((gradients / grid.weights[None, :, None]) ** 2, axis=2)
+    weights = grid.in_single_precision.weights[None, :, None]
+    energies = jnp.sum((promote(gradients) / weights) ** 2, axis=2)
     return check_finite(energies, (), None, energies)

@@ -32,7 +32,7 @@ from lim_jax._checks import (
     widen_integers,
 )
 from lim_jax._jit import filter_jit
-from lim_jax._precision import promote
+from lim_jax._precision import accumulator, promote
 from lim_jax.grid.measure import Grid, require_grid
 from lim_jax.network.flow import ResidualFlow
 from lim_jax.network.slots import State
@@ -336,7 +336,7 @@ def _gramians_by_push(
     `eq:finite-token-position-injection`, `eq:finite-token-position-jacobian`.
     """
     observed, push = jax.linearize(observations, x)
-    steps = promote(layer_steps(step, observed))
+    steps = layer_steps(step, observed)
 
     def gramian(position: Array) -> Float[Array, "width width"]:
         """Push all unit vectors at one position forward, and sum their products over depth."""
@@ -360,7 +360,7 @@ def _pulled_gramians(observations: Observations, x: State, step: Steps) -> Grami
         rows = promote(pulled)
         return gramians + weight * jnp.einsum("ria,rib->iab", rows, rows), None
 
-    layers = jnp.arange(observed.shape[0]), promote(layer_steps(step, observed))
+    layers = jnp.arange(observed.shape[0]), layer_steps(step, observed)
     none = jnp.zeros((*x.shape, x.shape[1]), jnp.result_type(x, observed))
     return jax.lax.scan(add, promote(none), layers)[0].astype(none.dtype)
 
@@ -389,21 +389,22 @@ def _gramians_by_sweep(observations: ObservedTokens, x: State, step: Steps) -> G
     shape = jax.eval_shape(observations.observe, x)
     covectors = jnp.zeros((depth, shape.size, *x.shape), shape.dtype)
     covectors, _ = flow.scan(back, covectors, states, jnp.arange(depth), reverse=True)
-    steps, rows = promote((layer_steps(step, covectors), covectors))
+    steps = layer_steps(step, covectors)
+    rows = promote(covectors)
     return jnp.einsum("k,koia,koib->iab", steps, rows, rows).astype(covectors.dtype)
 
 
 def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Array, " depth"]:
-    """Return the weight of every layer's observations, from one for all or one for each."""
+    """Return the weight of every layer's observations, in float32 at least."""
     layers = observed.shape[:1]
     if isinstance(step, np.number):
         step = step.item()
     if isinstance(step, int | float):
         step = as_nonnegative(as_finite(step, "step"), "step", LEFT_OUT)
-        return jnp.full(layers, step, observed.dtype)
+        return jnp.full(layers, step, accumulator(observed.dtype))
     # Under jit NumPy's whole numbers are arrays.
     if isinstance(step, ARRAYS) and jnp.issubdtype(step.dtype, jnp.integer):
-        step = jnp.asarray(step, observed.dtype)
+        step = jnp.asarray(step, accumulator(observed.dtype))
     require_floating(step, "step", cure=STEP_CURE)
     require(
         step.shape in ((), layers),
@@ -413,7 +414,7 @@ def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Ar
         cure=STEP_CURE,
     )
     weights = as_nonnegative(error_if_not_finite(step, "step"), "step", LEFT_OUT)
-    return jnp.broadcast_to(weights.astype(observed.dtype), layers)
+    return jnp.broadcast_to(weights.astype(accumulator(observed.dtype)), layers)
 
 
 def gramian_traces(gramians: Gramians) -> Float[Array, " positions"]:

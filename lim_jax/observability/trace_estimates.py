@@ -95,7 +95,7 @@ def probed_observability(
     if not each:
         probes = jnp.broadcast_to(probes[:, None], (len(probes), len(positions), x.shape[1]))
     observed, push = jax.linearize(observations, x)
-    steps = promote(layer_steps(step, observed))
+    steps = layer_steps(step, observed)
 
     def sample(position: Array, probe: Array) -> Scalar:
         """Push one probe at one position forward, and sum the squares over depth."""
@@ -170,7 +170,7 @@ def layer_injected_traces(
 
     def draw(noise: Float[Array, "depth observed"]) -> Float[Array, " length"]:
         """Pull one draw of noise back, and square it at every position."""
-        (pulled,) = pull((scale * noise).astype(observed.dtype))
+        (pulled,) = pull((scale * promote(noise)).astype(observed.dtype))
         return (promote(pulled) ** 2).sum(axis=1)
 
     return jax.vmap(draw)(injected)
@@ -324,6 +324,7 @@ def probed_traces(
     """
     require_floats(gramians, "gramians", "positions width width")
     require_floats(probes, "probes", "probes width", width=gramians.shape[1])
+    gramians, probes = promote((gramians, probes))
     return jnp.einsum("ra,iab,rb->i", probes, gramians, probes) / probes.shape[0]
 
 
@@ -395,6 +396,7 @@ def gaussian_probe_moments(gramians: Gramians, grid: Grid, probes: int) -> Penal
     """
     require_on_grid(gramians, grid, "gramians", "length width width")
     probes = as_int(probes, "probes")
+    grid = grid.in_single_precision
     centred = less_their_mean(gramians, grid)
     # In units of the largest entry: fourth powers of others leave float32. The result does not
     # depend on the unit, and neither do its derivatives.
@@ -446,6 +448,7 @@ def penalty_bias(covariance: Float[Array, "length length"], grid: Grid) -> Scala
     1.0
     """
     require_on_grid(covariance, grid, "covariance", "length length")
-    weights = grid.weights
+    covariance = promote(covariance)
+    weights = grid.in_single_precision.weights
     of_mean = weights @ covariance @ weights / weights.sum()
     return weights @ jnp.diag(covariance) - of_mean

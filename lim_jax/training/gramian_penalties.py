@@ -378,7 +378,8 @@ def injected_objective(
         return jnp.vdot(noise, values)
 
     draws = injected.shape[1]
-    noise = (scale[None, None, :, None] * injected).reshape(-1, depth, observed)
+    noise = (scale[None, None, :, None] * promote(injected)).astype(injected.dtype)
+    noise = noise.reshape(-1, depth, observed)
     options = (strength, 0.0 if previous is None else previous, memory)
     options = jax.tree.map(lambda leaf: jnp.asarray(leaf, accumulator(x.dtype)), options)
     penalty, traces = functional_of_adjoints(

@@ -350,3 +350,32 @@ def test_a_cone_mass_on_a_grid_of_few_bits_has_weights_of_single_precision(
         return lim.adjoint.cone_mass(network, x, grid, "frobenius", normalisation)
 
     np.testing.assert_allclose(mass(dtype), mass(jnp.float32), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_cones_of_half_precision_are_sums_of_single(dtype, as_users_run):
+    """The joint cone raised ValueError; squares of covectors of some 1e-4 vanish in float16."""
+    grid = lim.token_grid(LENGTH, dtype)
+    flow = random_flow(depth=2, step=lim.split, horizon=1.5)
+    flow = jax.tree.map(lambda leaf: leaf.astype(dtype), flow)
+    states = random_states(1, 2, 3, LENGTH, WIDTH).astype(dtype)
+    covectors = (1e-4 * random_states(2, 2, 3, LENGTH, WIDTH)).astype(dtype)
+
+    def visit(x, p):
+        return attention_sites(flow, x, p, grid)
+
+    sites = jax.vmap(visit)(states, covectors)
+    pulled = jax.vmap(lambda site: lim.adjoint.cone_by_head(site, grid))(sites)
+    cones = np.asarray(pulled, float).sum(axis=2)
+    increments = np.asarray(sites.increments, float)[:, :, None, None]
+    squares = ((cones / increments) ** 2).sum(axis=3)
+    rounding = 20 * float(jnp.finfo(dtype).eps)
+
+    def close(found, exact):
+        np.testing.assert_allclose(found, exact, rtol=0, atol=rounding * np.abs(exact).max())
+
+    energies = jax.vmap(lambda site: lim.adjoint.cone_energies(site, grid))(sites)
+    close(energies, squares)
+    joint = lim.adjoint.joint_cone(sites, grid)
+    assert energies.dtype == joint.energy.dtype == jnp.float32
+    close(joint.energy, (cones.sum(axis=1) ** 2).sum(axis=2).mean(axis=0))

@@ -447,3 +447,15 @@ def test_only_the_librarys_own_fields_are_causal_as_written():
     looks_ahead = eqx.filter_jit(lim.adjoint.looks_ahead)
     assert looks_ahead(attend, random_states(), GRID)
     assert not looks_ahead(layer, random_states(), GRID)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_strengths_of_channels_of_half_precision_are_integrals_in_single(dtype, as_users_run):
+    """The regions' weights of half precision do not multiply energies of single."""
+    numbers = np.random.default_rng(0).uniform(size=(2, 3, 10, 5))
+    vectors = jnp.asarray(numbers, dtype)
+    regions = lim.boundary_regions(lim.token_grid(10, dtype), "1/5")
+    strengths = boundary_strengths(regional_channels(vectors, regions), regions)
+    squares = (np.asarray(vectors, float) ** 2).sum(axis=3).mean(axis=0) / 10
+    expected = squares[1, :2].sum(), squares[0, 8:].sum()
+    np.testing.assert_allclose(strengths, expected, rtol=1e-6)

@@ -251,3 +251,17 @@ def test_the_amplification_of_a_flow_is_of_its_largest_generator():
     upper = jnp.array([[0.2, 0.7, 0.3], [0.5, 0.1, 0.4]])
     norms = residual.GeneratorNorms(upper, upper, jnp.zeros((2, 3)), jnp.array([2.0, 3.0]))
     np.testing.assert_allclose(norms.amplification, np.expm1([2 * 0.7, 3 * 0.5]), rtol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_orders_of_half_precision_are_sums_over_layers_in_single(dtype, as_users_run):
+    """Of 4096 layers that each add 1/4096: sums in bfloat16 stop at a sixteenth."""
+    depth = 4096
+    still = lim.ResidualFlow(
+        jnp.full(depth, 1 / depth, dtype),
+        step=lambda layer, x, grid, step: x + layer * x,
+    )
+    x = jnp.full((2, 1), 2**-6, dtype)
+    grid = lim.token_grid(2, dtype)
+    orders = residual.interaction_orders(still, lambda x, y: x.sum() / 2, (x, None), grid, 1)
+    np.testing.assert_allclose(np.asarray(orders, float), 1, rtol=float(jnp.finfo(dtype).eps))

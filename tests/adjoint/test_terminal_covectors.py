@@ -178,3 +178,28 @@ def test_tokens_far_apart_that_are_mixed_are_seen():
         eqx.filter_jit(terminal_covectors.readout_residual_energies)(
             mixing, states, targets, REGIONS
         )
+
+
+def test_readout_residual_energies_of_half_precision_are_squares_of_single(as_users_run):
+    """Squares of residuals pulled back to some 1e-4 are zeros of float16."""
+    rows = (1e-4 * random_states(4, 6, 5)).astype(jnp.float16)
+    states = random_states(1, 3, LENGTH, 6).astype(jnp.float16)
+    regions = lim.boundary_regions(lim.token_grid(LENGTH, jnp.float16), 0.2)
+    energies = terminal_covectors.readout_residual_energies(
+        lim.LinearReadout(rows), states, NUMBERS, regions
+    )
+    # By hand in float64.
+    matrix = np.asarray(rows, float)
+    logits = np.asarray(states, float) @ matrix
+    residual = np.exp(log_softmax(logits, axis=-1)) - np.eye(5)[np.asarray(NUMBERS)]
+    covectors = residual @ matrix.T
+    np.testing.assert_allclose(energies, (covectors**2).sum(axis=2).mean(axis=0), rtol=2e-2)
+
+
+def test_query_masses_of_half_precision_are_sums_of_single(as_users_run):
+    """In float16 the square of the density of one query among 400 tokens is infinite."""
+    weights = jnp.zeros(400, jnp.float16).at[7].set(0.75).at[395].set(0.25)
+    regions = lim.boundary_regions(lim.token_grid(400, jnp.float16), "1/4")
+    found = terminal_covectors.query_masses(weights, regions)
+    np.testing.assert_allclose(found.masses, [0.75, 0, 0.25], rtol=1e-6)
+    np.testing.assert_allclose(found.squares, [0.75**2 * 1600, 0, 0.25**2 * 1600], rtol=1e-6)

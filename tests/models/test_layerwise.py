@@ -139,3 +139,13 @@ def test_a_loss_that_reads_the_network_otherwise_is_measured_in_one_program(tmp_
         measure(checkpoint=tmp_path / "kept")
     energies = measure(checkpoint=tmp_path / "kept", run="twice the input")
     np.testing.assert_array_equal(measure()[0], energies[0])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_energies_of_a_walk_in_half_precision_are_squares_of_single(dtype):
+    """Squares of gradients of some 1e-5 are zeros of float16, and 1/7 is off in either."""
+    numbers = np.random.default_rng(0).uniform(1e-5, 3e-5, size=(2, 7, 5))
+    gradients = jax.device_put(numbers).astype(dtype)
+    energies = layerwise._energies(gradients, lim.token_grid(7, dtype))
+    squares = ((7 * np.asarray(gradients, float)) ** 2).sum(axis=2)
+    np.testing.assert_allclose(energies, squares, rtol=1e-6)

@@ -22,6 +22,7 @@ from lim_jax.observability.trace_estimates import (
     layer_injected_traces,
     penalty_bias,
     probed_observability,
+    probed_traces,
     trace_products,
 )
 from lim_jax.paper.simulation import gate_gramians
@@ -220,3 +221,40 @@ def test_traces_of_half_precision_square_in_single_precision():
     np.testing.assert_array_equal(probed_observability(see, x, 0.5, probe), [[45_000, 45_000]])
     traces = layer_injected_traces(see, x, 0.25, noise)
     np.testing.assert_array_equal(traces, [[22_500, 22_500]])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_moments_of_half_precision_are_those_of_single(dtype, as_users_run):
+    """The moments raised TypeError, and the traces of seven probes overflowed in float16."""
+    roots = np.random.default_rng(3).normal(size=(5, 3, 3))
+    gramians = jnp.asarray(2e3 * roots @ roots.swapaxes(1, 2), dtype)
+    probes = jnp.asarray(np.random.default_rng(4).choice([-1.0, 1.0], size=(7, 3)), dtype)
+    exact = np.asarray(gramians, float)
+    signs = np.asarray(probes, float)
+    expected = np.einsum("ra,iab,rb->i", signs, exact, signs) / 7
+    np.testing.assert_allclose(probed_traces(gramians, probes), expected, rtol=1e-5)
+    grid = lim.token_grid(5, dtype)
+    bias, deviation = gaussian_probe_moments(gramians, grid, 2)
+    # With two probes, the mean square of the deviation of each Gramian from their mean.
+    centred = exact - exact.mean(axis=0)
+    np.testing.assert_allclose(bias, (centred**2).sum(axis=(1, 2)).mean(), rtol=1e-5)
+    double = gaussian_probe_moments(gramians.astype(jnp.float64), lim.token_grid(5), 2)
+    np.testing.assert_allclose(deviation, double.deviation, rtol=1e-5)
+    covariance = jnp.asarray(np.diag([1.0, 2.0, 4.0, 8.0, 301.0]), dtype)
+    variances = np.diag(np.asarray(covariance, float))
+    found = penalty_bias(covariance, grid)
+    np.testing.assert_allclose(found, variances.mean() * 4 / 5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_a_step_is_not_rounded_to_the_precision_of_states(dtype, as_users_run):
+    """1/3 is off by 1e-3 in bfloat16, and 1e-9 is zero in float16."""
+    x = jnp.ones((2, 1), dtype)
+    probe = jnp.ones((1, 1), dtype)
+
+    def see(x):
+        return x.reshape(1, -1)
+
+    for step in (1 / 3, 1e-9):
+        found = probed_observability(see, x, step, probe)
+        np.testing.assert_allclose(found, [[step, step]], rtol=1e-6)
