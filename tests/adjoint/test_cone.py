@@ -379,3 +379,4 @@ def test_cones_of_half_precision_are_sums_of_single(dtype, as_users_run):
     joint = lim.adjoint.joint_cone(sites, grid)
     assert energies.dtype == joint.energy.dtype == jnp.float32
     close(joint.energy, (cones.sum(axis=1) ** 2).sum(axis=2).mean(axis=0))
+    np.testing.assert_allclose(joint.horizon, 1.5, rtol=1e-6)  # of both layers

@@ -433,14 +433,23 @@ def test_a_radius_counts_the_mass_of_the_grid():
         trajectory_radius(layer, still, grid, times, profile_bound=-1.0)
 
 
-def test_small_shifts_of_few_bits_count_in_a_norms_bound():
-    """Of four entries of 2^-13 in float16, whose squares are no numbers of it."""
-    # `eq:preln-uniform-normalized-bound`.
+def test_bounds_of_few_bits_are_of_single_precision():
+    """Squares of 2^-13 are no numbers of float16, and neither is three million."""
+    # `eq:preln-uniform-normalized-bound`, `prop:transformer-lipschitz`.
     small = jnp.full(4, 2.0**-13, jnp.float16)
-    norm = LayerNorm(small, small, 0.25)
-    bound, slope = norm_constants(norm)
+    large = jnp.full(4, 3e4, jnp.float16)
+    bound, slope = norm_constants(LayerNorm(large, small, 1e-4))
+    exact = float(large[0])
+    np.testing.assert_allclose(float(bound), 2 * exact, rtol=1e-6)
+    np.testing.assert_allclose(float(slope), 100 * exact, rtol=1e-6)
+    bound, _ = norm_constants(LayerNorm(small, small, 0.25))
     np.testing.assert_allclose(float(bound), 2 * 2.0**-13 + 2 * 2.0**-13, rtol=1e-6)
-    np.testing.assert_allclose(float(slope), 2.0**-12, rtol=1e-6)
+    network = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, jnp.float16), small_layer().feed_forward
+    )
+    biased = eqx.tree_at(lambda n: n.outer_bias, network, jnp.full(6, 2.0**-13, jnp.float16))
+    bound = feed_forward_regularity(biased).bound
+    np.testing.assert_allclose(float(bound), np.sqrt(6) * 2.0**-13, rtol=1e-6)
 
 
 def test_the_constants_of_norm_and_activations_in_closed_form():
