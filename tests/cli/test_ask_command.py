@@ -61,7 +61,7 @@ def documents(tmp_path):
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: path.touch())
 
 
 def own_answer(tokens, prompt=PROMPT):

@@ -64,7 +64,7 @@ def test_a_run_that_is_taken_up_holds_its_network_as_before(model, tmp_path, mon
 
 @pytest.mark.slow
 def test_a_profile_within_little_memory_is_the_same(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: path.touch())
     data = tmp_path / "data.txt"
     profiles = {}
     data.write_text(spelt(np.random.default_rng(0).integers(WORDS, size=40)), encoding="utf-8")

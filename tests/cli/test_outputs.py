@@ -85,7 +85,7 @@ def run(folder, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(models, "energies_of_ids", energies)
     monkeypatch.setattr(explanations, "account_of_context", account)
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: path.touch())
     monkeypatch.setattr(report.page.vl_convert, "javascript_bundle", str)  # 0.9 MB less to parse
 
     def of(command, *arguments, out="out"):

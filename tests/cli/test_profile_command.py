@@ -511,7 +511,7 @@ def test_a_text_is_profiled_on_its_own_grid_and_drawn(folder, tmp_path, monkeypa
     assert (
         json.loads((out / "run.json").read_text(encoding="utf-8"))["arguments"]["max_length"] == 7
     )
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: None)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: None)
     assert main(["profile", str(folder), *arguments]) == 0  # the same run
     with pytest.raises(ValueError, match="out: .*loss: next-token there, last-token here"):
         main(["profile", str(folder), *arguments, "--loss", "last-token"])
@@ -524,7 +524,7 @@ def test_a_profile_that_is_interrupted_goes_on_to_the_same_files(
     """Three times, in the midst of a context; none that was finished is measured again."""
     titles = set()
 
-    def drawn(figure, path):
+    def drawn(figure, path, **options):
         titles.add(figure.axes[0].get_title().splitlines()[0])
         path.touch()
 
@@ -580,7 +580,7 @@ def test_a_profile_that_is_interrupted_gives_no_answer_twice(folder, tmp_path, m
         return answer(network, ids, *arguments, **named)
 
     monkeypatch.setattr(own_answers, "answer", stopping)
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: None)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: None)
     arguments = ["profile", str(folder), "--data", str(data), "--loss", "answer"]
     arguments += ["--answer-tokens", "2", "--out", str(tmp_path / "out")]
     assert main(arguments) == 130

@@ -38,7 +38,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch):
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: path.touch())
 
 
 def test_each_character_that_is_obeyed_has_a_mark():
