@@ -29,7 +29,7 @@ from lim_jax._checks import (
     require_floats,
 )
 from lim_jax._jit import filter_jit
-from lim_jax._precision import promote
+from lim_jax._precision import promote, unit_of
 from lim_jax.grid.cells import CellGrid
 from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
@@ -451,7 +451,9 @@ def trajectory_radius(
     require_floats(times, "times", "*times", cure="Pass an array of depth times.")
     times = as_nonnegative(times, "times", "Pass times from 0 on, where a flow begins.")
     profile_bound = as_finite_nonnegative(profile_bound, "profile_bound")
-    start = jnp.sqrt(inner(x, x, grid))
+    unit = unit_of(x)  # squares of other numbers would vanish or overflow
+    in_units = promote(x) / unit
+    start = unit * jnp.sqrt(inner(in_units, in_units, grid))
     mass = jnp.sqrt(grid.weights.sum())
     return start + times * profile_bound * mass * field_regularity(fields).bound
 

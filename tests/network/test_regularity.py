@@ -433,6 +433,21 @@ def test_a_radius_counts_the_mass_of_the_grid():
         trajectory_radius(layer, still, grid, times, profile_bound=-1.0)
 
 
+@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])
+def test_a_trajectory_starts_at_the_size_of_a_state_of_any_scale(scale):
+    """In float32, which has no squares of the first and the last."""
+    # `rem:bounded-state-preln`.
+    layer = jax.tree.map(
+        lambda leaf: leaf.astype(jnp.float32) if eqx.is_inexact_array(leaf) else leaf,
+        small_layer(),
+    )
+    x = (scale * np.random.default_rng(0).standard_normal((7, 6))).astype(np.float32)
+    grid = lim.token_grid(7, jnp.float32)
+    start = trajectory_radius(layer, jax.device_put(x), grid, jnp.zeros(1, jnp.float32))
+    exact = np.sqrt((np.asarray(x, float) ** 2).sum() / 7)
+    np.testing.assert_allclose(np.asarray(start, float), exact, rtol=1e-5)
+
+
 def test_bounds_of_few_bits_are_of_single_precision():
     """Squares of 2^-13 are no numbers of float16, and neither is three million."""
     # `eq:preln-uniform-normalized-bound`, `prop:transformer-lipschitz`.
