@@ -58,8 +58,13 @@ class Inequality(NamedTuple):
 
     @property
     def roundings(self) -> float:
-        """The margin over the rounding: it holds above 1, and from -1 to 1 it is a tie."""
-        return self.margin / self.rounding if self.rounding > 0 else self.margin
+        """The margin over the rounding: it holds above 1, and from -1 to 1 it is a tie.
+
+        Infinite where the rounding is zero and the margin is not.
+        """
+        if self.rounding > 0:
+            return self.margin / self.rounding
+        return math.copysign(math.inf, self.margin) if self.margin else 0.0
 
     @property
     def holds(self) -> bool:

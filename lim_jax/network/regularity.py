@@ -29,9 +29,8 @@ from lim_jax._checks import (
     require_floats,
 )
 from lim_jax._jit import filter_jit
-from lim_jax._precision import promote, unit_of
+from lim_jax._precision import norm, promote
 from lim_jax.grid.cells import CellGrid
-from lim_jax.grid.integrals import inner
 from lim_jax.grid.measure import Grid, Scalar, require_on_grid
 from lim_jax.network.attention import causal_attention
 from lim_jax.network.field import TransformerField
@@ -451,9 +450,8 @@ def trajectory_radius(
     require_floats(times, "times", "*times", cure="Pass an array of depth times.")
     times = as_nonnegative(times, "times", "Pass times from 0 on, where a flow begins.")
     profile_bound = as_finite_nonnegative(profile_bound, "profile_bound")
-    unit = unit_of(x)  # squares of other numbers would vanish or overflow
-    in_units = promote(x) / unit
-    start = unit * jnp.sqrt(inner(in_units, in_units, grid))
+    # The grid's norm is the Euclidean one of rows times the roots of their weights.
+    start = norm(jnp.sqrt(grid.in_single_precision.weights)[:, None] * promote(x))
     mass = jnp.sqrt(grid.weights.sum())
     return start + times * profile_bound * mass * field_regularity(fields).bound
 

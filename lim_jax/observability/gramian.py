@@ -395,7 +395,10 @@ def _gramians_by_sweep(observations: ObservedTokens, x: State, step: Steps) -> G
 
 
 def layer_steps(step: Steps, observed: jax.ShapeDtypeStruct | Array) -> Float[Array, " depth"]:
-    """Return the weight of every layer's observations, in float32 at least."""
+    """Return the weight of every layer's observations, from one for all or one for each.
+
+    In float32 at least, as the sums over layers are.
+    """
     layers = observed.shape[:1]
     if isinstance(step, np.number):
         step = step.item()
